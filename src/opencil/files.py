@@ -135,7 +135,7 @@ def checksum(content: bytes) -> str:
 
 def damaged(path: Path, reason: object) -> Damaged:
     """Return the error for a stored file that cannot be used."""
-    again = path.parent.name in ("detectors", "heads") or "checkpoint" in path.name
+    again = path.parent.name in ("detectors", "heads", "statistics") or "checkpoint" in path.name
     way = "'opencil run' makes it again" if again else f"delete the folder {path.parent} to compute it again"
     return Damaged(f"{path} cannot be used ({reason}): {way}", reason)
 

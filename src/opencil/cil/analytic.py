@@ -19,6 +19,7 @@ EQUATION = (
 )
 #: Choices of λ.
 RIDGES = tuple(10.0**power for power in range(-8, 9))
+_INPUTS = 64  #: for which 2,000 random features are enough
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,17 @@ class Analytic(TrainedOnce):
     linear = False
     trained_head = "first_head"  #: not used after step 1
 
-    width: Count = 2000  #: random features
+    width: Count | None = None  #: random features; None: 2,000 for 64 inputs or fewer, up to 10,000 for more
+    unit: bool | None = None  #: whether inputs are scaled to length 1; None: if there are more than 64
     drawn: Drawn = "uniform"
     ridge: Positive | None = None  #: λ; None: chosen at every step
 
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with a head over random features, and the sums from which it is solved."""
-        exact = widest(setting.images.device)
-        return RidgeModel(setting.new_backbone(), step.sizes, self.width, self.drawn, exact)
+        backbone, exact = setting.new_backbone(), widest(setting.images.device)
+        width = self.width or min(max(2_000, 2_000 * backbone.width // _INPUTS), 10_000)
+        unit = backbone.width > _INPUTS if self.unit is None else self.unit
+        return RidgeModel(backbone, step.sizes, width, self.drawn, exact, unit)
 
     @torch.no_grad()
     def fit(self, task: Task) -> None:

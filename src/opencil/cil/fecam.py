@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from opencil import Model, Paper, Schedule, Setting, Step, Task, register_learner
 from opencil.cil.simplecil import SimpleCIL
-from opencil.data.precision import as_float64, copy_to_device
+from opencil.data.precision import copy_to_device
 from opencil.nets.cosine import CosineModel
-from opencil.nets.distances import DistanceHead, correlation, covariance, shrink, signed_power
+from opencil.nets.distances import DistanceHead, class_inverse
 from opencil.validation import NonNegative, Positive
 
 
@@ -53,9 +51,7 @@ class FeCAM(SimpleCIL):
     def fit(self, task: Task) -> None:
         """Set SimpleCIL's means, and the pseudo-inverse of each new class's correlation matrix."""
         super().fit(task)
-        for label, features in enumerate(task.new_features(), start=task.step.old):
-            spread = covariance(as_float64(signed_power(features, self.power)))
-            for _ in range(2):
-                spread = shrink(spread, self.shrink_diagonal, self.shrink_rest)
-            inverse = torch.linalg.pinv(correlation(spread), hermitian=True)
-            task.model.head.inverses[label] = copy_to_device(inverse, features.device)
+        inverses = task.model.head.inverses.newest
+        for row, features in enumerate(task.new_features()):
+            inverse = class_inverse(features, self.power, self.shrink_diagonal, self.shrink_rest)
+            inverses[row] = copy_to_device(inverse, features.device)

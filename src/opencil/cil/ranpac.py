@@ -21,8 +21,8 @@ class RanPAC(Analytic):
     differs = (
         "Its backbone is pretrained, and at step 1 some added parameters are tuned, under a cosine head; "
         "here under a linear one. `@published` has its values, for 768 features. By default the whole "
-        "backbone is trained at step 1, from scratch or from a file of weights, unless it is frozen, and "
-        "2,000 random features suit 64 features."
+        "backbone is trained at step 1, from scratch or from a file of weights, unless it is frozen. Up to "
+        "64 features have 2,000 random ones; more are scaled to length 1 and have up to 10,000."
     )
     named = {"published": {"width": 10_000, "first": {"epochs": 20, "lr": 0.01}}}
 

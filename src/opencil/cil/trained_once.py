@@ -7,9 +7,9 @@ from operator import attrgetter
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from opencil import Learner, Schedule, Stage, Task
+from opencil import Learner, Model, Schedule, Stage, Task
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,21 @@ class TrainedOnce(Learner):
     def fit(self, task: Task) -> Iterable[Stage] | None:
         """Fit ``task.model``'s head to features of the new images; yield stages if it has to be trained."""
 
+    def training_logits(self, model: Model, images: Tensor) -> Tensor:
+        """Return the logits of the training at step 1."""
+        return attrgetter(self.trained_head)(model)(model.features(images))  # type: ignore[no-any-return]
+
+    def trained_part(self, model: Model) -> nn.Module:
+        """Return the module whose parameters are trained at step 1."""
+        return model
+
     def stages(self, task: Task) -> Iterator[Stage]:
         """Train the backbone by CE at step 1, then fit the head."""
-        model, head = task.model, attrgetter(self.trained_head)(task.model)
+        model = task.model
         if task.first and not model.backbone.frozen:
 
             def loss(images: Tensor, labels: Tensor) -> Tensor:
-                return F.cross_entropy(head(model.features(images)), labels)
+                return F.cross_entropy(self.training_logits(model, images), labels)
 
-            yield Stage("train", model, loss, self.first, task.train_plus)
+            yield Stage("train", self.trained_part(model), loss, self.first, task.train_plus)
         yield from self.fit(task) or ()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from opencil.config.sections import BenchmarkConfig, Config, PlaceConfig, SeedConfig, suggest_key
 from opencil.config.short_forms import below, expand, expand_settings, list_names, parse_yaml
 from opencil.engine.arithmetic import Arithmetic
-from opencil.errors import BadInput, nearest, unknown
+from opencil.errors import BadInput, nearest, not_allowed, unknown
 from opencil.nets.create import pin_weights, preprocessing
 from opencil.plugins import load_plugin
 from opencil.registry import DETECTORS, LEARNERS, METRICS, Registry
@@ -74,6 +74,11 @@ def resolve(
     )
     for name in config.metric:
         METRICS.entry(name)  # refuses an unknown one
+    keeping = [name for name in config.cil if LEARNERS.entry(name).make.remembers]
+    if keeping and not config.benchmark.memory:
+        others = [name for name in LEARNERS.names() if not LEARNERS.entry(name).make.remembers]
+        why = f"{', '.join(keeping)} keep images; {', '.join(others)} do not"
+        raise not_allowed("benchmark.memory", 0, why)
     grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]
     if config.detector and not any(config.detectors_of(*grid) for grid in grids):
         reasons = dict.fromkeys(reason for grid in grids for reason in config.left_out(*grid))

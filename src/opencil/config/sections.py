@@ -38,7 +38,7 @@ class BenchmarkConfig(Values):
     image_size: Count
     transform: Transform
     backbone: Named
-    memory: Count
+    memory: Annotated[int, Bound(ge=0)]  #: exemplars of all classes; 0 for methods that keep none
     classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
@@ -96,7 +96,8 @@ class BenchmarkConfig(Values):
             if isinstance(k, int) and k > classes:
                 raise not_allowed("classes_per_step", k, f"1 to {classes} are, the classes of {self.id!r}")
             StepSizes.parse(k).of(classes)
-        quota(self.memory, classes)
+        if self.memory:
+            quota(self.memory, classes)
 
 
 @dataclass(frozen=True)

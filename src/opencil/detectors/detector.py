@@ -12,7 +12,7 @@ from torch import Tensor
 from opencil.arrays import dense, whole_numbers
 from opencil.detectors.moments import TaskStandards
 from opencil.engine.arithmetic import FULL
-from opencil.engine.forward import Inputs, Outputs
+from opencil.engine.forward import Inputs, Outputs, Statistics
 from opencil.errors import BadInput
 from opencil.validation import Values
 
@@ -23,6 +23,8 @@ Reads = Literal["logits", "features", "head", "linear", "images", "layers", "lab
 #: OpenCIL paper's code: the memory and ten test images of each new class, which are not scored; or one random
 #: batch of augmented training images.
 Setup = Literal["train+", "memory", "memory+test", "batch"]
+#: Or the new classes' images, with statistics of older classes as each class's own step computed them.
+CarryingSetup = Setup | Literal["statistics"]
 #: Values by label.
 Labels = Mapping[str, Mapping[str, Any]]
 
@@ -99,9 +101,11 @@ class Detector(Values, ABC):
         return reads if self.scorer is self else reads | self.reads_to_score
 
     @property
-    def set_up_on(self) -> Setup:
+    def set_up_on(self) -> CarryingSetup:
         """Return which images of a run the set-up uses: the value ``setup`` where there is one."""
-        setup: Setup = getattr(self.scorer, "setup", "train+" if self.scorer.needs_setup else "memory")
+        setup: CarryingSetup = getattr(
+            self.scorer, "setup", "train+" if self.scorer.needs_setup else "memory"
+        )
         return setup
 
     @property
@@ -125,14 +129,19 @@ class Detector(Values, ABC):
         inputs: Inputs | None = None,
         tasks: Tensor | Array | Sequence[int] | None = None,
         memory: Outputs | None = None,
+        carried: Sequence[Statistics] = (),
     ) -> Self:
         """Fit on training samples: ``Outputs``, or features [N, D], logits [N, C] and labels [N].
 
         Arguments are tensors or numpy arrays. A detector without a set-up stores the head alone. ``tasks``
         [C] gives the task of each class, counted from 1. By task, scores are standardised by those of
-        ``memory``, by default by those of the same samples.
+        ``memory``, by default by those of the same samples. ``carried`` are the ``statistics`` of earlier
+        fits, in place of their samples, for a ``CarryingDetector``.
         """
         given = _gather(features, logits, labels, classify, inputs, tasks)
+        given = replace(given, carried=given.carried or tuple(carried))
+        if given.carried and not isinstance(self.scorer, CarryingDetector):
+            raise BadInput(f"{type(self).__name__} needs samples: it cannot be fitted on carried statistics")
         if not self.needs_setup and not self.by_task:
             self._store_head(given.classify)
             return self
@@ -250,7 +259,7 @@ class Detector(Values, ABC):
         nothing = torch.empty(rows.pop(), 0)
         features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
         tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1]).clone()
-        return Outputs(features, logits, arrays["labels"], classify, inputs, tasks)
+        return Outputs(features, logits, arrays["labels"], classify, inputs, tasks, given.carried)
 
 
 def _gather(features: Any, logits: Any, labels: Any, classify: Any, inputs: Any, tasks: Any) -> Outputs:
@@ -299,3 +308,44 @@ class SetUpDetector(Detector):
 
     reads: ClassVar[frozenset[Reads]] = frozenset({"features", "logits"})
     needs_setup: ClassVar[bool] = True
+
+
+@dataclass
+class CarryingDetector(SetUpDetector):
+    """A detector set up on statistics of classes, which can be carried on in place of their images.
+
+    A subclass implements ``summarise`` and ``combine``. In a run with ``setup: statistics``, each step's
+    statistics are stored with the step. If a method trains its backbone again on images of old classes, these
+    statistics would be of another network: there the memory is used.
+    """
+
+    setup: CarryingSetup = field(default="statistics", kw_only=True)
+
+    differs: ClassVar[str] = ""
+    named: ClassVar[Labels] = {}
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """Return the name of the kind of statistics; detectors share stored ones of a kind."""
+
+    @abstractmethod
+    def summarise(self, outputs: Outputs) -> Statistics:
+        """Return statistics of the samples' classes, by name."""
+
+    @abstractmethod
+    def combine(self, parts: Sequence[Statistics], outputs: Outputs) -> None:
+        """Learn from the statistics of all classes; the last part is of ``outputs``."""
+
+    def set_up(self, outputs: Outputs) -> None:
+        """Learn from carried statistics, and from those of the samples, which ``statistics`` has then."""
+        #: Statistics of the latest samples, to be carried on.
+        self.statistics = self.summarise(outputs)
+        parts = []
+        for part in (*outputs.carried, self.statistics):
+            if part.keys() != self.statistics.keys():
+                raise BadInput(f"carried statistics are not those of {type(self).__name__}")
+            parts.append({key: part[key].to(own.device) for key, own in self.statistics.items()})
+        if len(widths := {part["means"].shape[1] for part in parts}) > 1:
+            raise BadInput(f"carried statistics and new features have {sorted(widths)} columns: not the same")
+        self.combine(parts, outputs)

@@ -1,6 +1,6 @@
 """Compute in parts with bounded memory; means, covariances and standards of scores, in float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +80,28 @@ def whitening(spread: Tensor) -> Tensor:
     return found
 
 
+def moments_of(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return the labels that occur, their counts and means, and the scatter within all classes [D, D]."""
+    found, members = torch.unique(labels, return_inverse=True)
+    means, counts = means_of(features, members, len(found))
+    scatter = products_of(features, means, members)
+    return {"labels": found, "counts": counts, "means": means, "scatter": scatter}
+
+
+def merge_moments(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the moments of all samples behind several moments; equal labels are one class."""
+    labels, counts, means = (
+        torch.cat([part[key] for part in parts]) for key in ("labels", "counts", "means")
+    )
+    found, members = torch.unique(labels, return_inverse=True)
+    shares = F.one_hot(members, len(found)).to(means) * counts[:, None]
+    totals = shares.sum(dim=0)
+    merged = shares.T @ means / totals[:, None]
+    apart = means - merged[members]
+    scatter = torch.stack([part["scatter"] for part in parts]).sum(dim=0) + (counts * apart.T) @ apart
+    return {"labels": found, "counts": totals, "means": merged, "scatter": scatter}
+
+
 @dataclass(frozen=True)
 class Gaussians:
     """A mean for each class that occurs, and one covariance of the features around their means."""
@@ -88,11 +110,9 @@ class Gaussians:
     whitening: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, along: Tensor | None = None) -> "Gaussians":
-        """Fit to features [N, D] with labels [N], within the span of the axes ``along`` [D, R] if given."""
-        members = torch.unique(labels, return_inverse=True)[1]
-        means, counts = means_of(features, members, int(members.max()) + 1)
-        spread = products_of(features, means, members) / counts.sum()
+    def of(cls, moments: Mapping[str, Tensor], along: Tensor | None = None) -> "Gaussians":
+        """Compute from moments, within the span of the axes ``along`` [D, R] if given."""
+        means, spread = moments["means"], moments["scatter"] / moments["counts"].sum()
         if along is None:
             return cls(means, whitening(spread))
         if not along.shape[1]:

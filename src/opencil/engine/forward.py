@@ -1,6 +1,6 @@
 """One forward pass of a model over images, for herding, detectors and accuracy together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
@@ -24,6 +24,8 @@ from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 #: fit into the cache.
 _CPU_PIXELS, _CPU_IMAGES = 2**17, 128
 Classify = Callable[[Tensor], Tensor]
+#: Statistics of classes by name, such as ``means`` [classes, D].
+Statistics = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Outputs:
 
     ``classify`` is the head h, from features to logits; ``inputs`` are the model and its images. A model with
     logits alone has neither, and features without columns. ``tasks`` [classes] is the task of each class,
-    counted from 1, if known; the highest is the new one.
+    counted from 1, if known; the highest is the new one. ``carried`` are statistics of further classes.
     """
 
     features: Tensor
@@ -113,6 +115,7 @@ class Outputs:
     classify: Classify | None = None
     inputs: Inputs | None = None
     tasks: Tensor | None = None
+    carried: tuple[Statistics, ...] = ()
 
     def __len__(self) -> int:
         return len(self.logits)

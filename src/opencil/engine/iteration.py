@@ -3,7 +3,7 @@
 Launching the kernels of a small network one by one takes longer than running them; a graph launches all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class Iteration:
         generator: torch.Generator | None = None,
         capture: bool = True,
         share: Share | None = None,
+        rates: Iterable[tuple[nn.Module, float]] = (),
     ) -> None:
         self._loss, self._arithmetic, self._generator, self._device = loss, arithmetic, generator, device
         self._on_gpu = device.type == "cuda"
@@ -48,9 +49,13 @@ class Iteration:
         self._captures = capture and self._on_gpu and alone and schedule.capturable
         self._schedule = schedule
         self._norm_ranks = self._ranks if arithmetic.batch_norm == "synchronised" else None
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        factors = {p: factor for part, factor in rates for p in part.parameters()}
+        trained = [p for p in module.parameters() if p.requires_grad]
+        # The optimiser numbers parameters group by group.
+        self.parameters = sorted(trained, key=lambda p: factors.get(p, 1.0)) if factors else trained
+        own = [factors.get(p, 1.0) for p in self.parameters]
         try:
-            self._optimiser = schedule.create_optimiser(self.parameters, self._on_gpu)
+            self._optimiser = schedule.create_optimiser(self.parameters, self._on_gpu, own)
         except ValueError as error:
             raise BadInput(f"optimiser {schedule.optimiser!r} cannot train this model: {error}") from None
         self._calls = 0
@@ -98,9 +103,9 @@ class Iteration:
         """Set the learning rate of the next steps, captured ones too."""
         for group in self._optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
+                group["lr"].fill_(lr * group["factor"])
             else:
-                group["lr"] = lr
+                group["lr"] = lr * group["factor"]
 
     def state(self) -> State:
         """Return the optimiser's state; a parameter without a gradient so far may have none."""

@@ -32,7 +32,8 @@ class Stage:
     ``loss(images, labels)`` is a scalar on an augmented batch of the training images at ``indices``: a mean
     over its images, as ranks share a batch. It may take further arguments, the ``EXTRAS`` of feed.py. With
     ``tensors`` the loss gets rows of these instead, for example of precomputed features. ``ragged``: the last
-    batch of an epoch has the images that are left, in place of a full size.
+    batch of an epoch has the images that are left, in place of a full size. ``rates`` are parts of the module
+    with a factor of their learning rate.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Stage:
     indices: Tensor
     tensors: tuple[Tensor, ...] = ()
     ragged: bool = False
+    rates: tuple[tuple[nn.Module, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ def optimise(
     name, module, schedule = stage.name, stage.module, stage.schedule
     if not any(p.requires_grad for p in module.parameters()):
         raise BadInput(f"stage {name!r} has nothing to train: no parameter of its module requires gradients")
-    iterate = Iteration(module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share)
+    iterate = Iteration(
+        module, loss, schedule, arithmetic, feed.device, feed.generator, share=feed.share, rates=stage.rates
+    )
     if resume:
         if resume.epoch > schedule.epochs or not iterate.fits(resume.state):
             way = f"{schedule.epochs} epochs by {schedule.optimiser}"

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import torch
@@ -102,19 +103,25 @@ class Schedule(Values):
         """Return whether a CUDA graph can hold the optimiser's steps."""
         return self.optimiser == "sgd" or "capturable" in self.arguments
 
-    def create_optimiser(self, parameters: Sequence[Tensor], on_gpu: bool = False) -> torch.optim.Optimizer:
-        """Return the optimiser of some parameters.
+    def create_optimiser(
+        self, parameters: Sequence[Tensor], on_gpu: bool = False, factors: Sequence[float] = ()
+    ) -> torch.optim.Optimizer:
+        """Return the optimiser of some parameters, in a group for each of the ``factors`` of their rates.
 
         On a GPU its steps can be captured, if torch can: the learning rate is a tensor, read at every replay.
         """
         arguments, options = self.arguments, dict[str, Any](lr=self.lr)
-        if on_gpu and self.capturable:
+        if captured := on_gpu and self.capturable:
             options = dict.fromkeys(arguments & {"capturable", "fused"}, True)
-            options["lr"] = torch.tensor(self.lr, device=parameters[0].device)
         if "weight_decay" in arguments:
             options["weight_decay"] = self.weight_decay
         values = {"momentum": 0.9} | self.values if self.optimiser == "sgd" else self.values
-        optimiser: torch.optim.Optimizer = self.optimiser_class(parameters, **options, **values)
+        groups: list[dict[str, Any]] = []
+        for factor in sorted({*factors}) or [1.0]:
+            chosen = [p for p, own in zip(parameters, factors or repeat(1.0), strict=False) if own == factor]
+            rate = torch.tensor(self.lr, device=chosen[0].device) if captured else self.lr
+            groups.append({"params": chosen, "factor": factor, "lr": rate})
+        optimiser: torch.optim.Optimizer = self.optimiser_class(groups, **options, **values)
         return optimiser
 
     def _check_optimiser(self) -> None:

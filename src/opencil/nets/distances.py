@@ -1,24 +1,23 @@
 """Distance head: logits are negative Mahalanobis distances to class means, with a matrix for each class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencil.data.precision import as_float64
+from opencil.nets.class_statistics import ByStep
 from opencil.nets.cosine import CosineHead
 
 
 class DistanceHead(CosineHead):
-    """Negative squared distances of normalised powers of features and rows under ``inverses`` [C, D, D]."""
-
-    inverses: Tensor
+    """Negative squared distances of normalised powers of features and rows, by a matrix for each class."""
 
     def __init__(self, width: int, sizes: Sequence[int], power: float) -> None:
         super().__init__(width, sizes)
-        self.power = power
-        self.register_buffer("inverses", torch.eye(width).repeat(sum(sizes), 1, 1))
+        self.power, self.inverses = power, ByStep(sizes, torch.eye(width))
 
     def cosine_logits(self, features: Tensor) -> Tensor:
         """Return σ · cos(f, w), [B, classes]."""
@@ -26,21 +25,34 @@ class DistanceHead(CosineHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits [B, classes]."""
-        means = F.normalize(signed_power(torch.cat(list(self.rows)), self.power), dim=1)
-        points = F.normalize(signed_power(features.float(), self.power), dim=1)
-        # One class at a time: all differences would take classes × D numbers per image.
-        distances = []
-        for mean, inverse in zip(means, self.inverses, strict=True):
-            difference = points - mean
-            distances.append((difference @ inverse * difference).sum(dim=1))
-        return -torch.stack(distances, dim=1)
+        return -class_distances(features, torch.cat(list(self.rows)), self.inverses, self.power)
 
     def grow(self, classes: int) -> Self:
         """Return a copy over ``classes`` classes; the matrix of a new class is the identity."""
         head = super().grow(classes)
-        more = torch.eye(self.in_features).repeat(classes - self.out_features, 1, 1)
-        head.inverses = torch.cat([self.inverses, more.to(self.inverses)])
+        identity = torch.eye(self.in_features).to(self.scale.device)
+        head.inverses.add(classes - self.out_features, identity)
         return head
+
+
+def class_distances(features: Tensor, means: Tensor, inverses: Iterable[Tensor], power: float) -> Tensor:
+    """Return squared distances [B, classes] of normalised powers to those of means, each by its matrix."""
+    means = F.normalize(signed_power(means, power), dim=1)
+    points = F.normalize(signed_power(features.float(), power), dim=1)
+    # One class at a time: all differences would take classes × D numbers per image.
+    distances = []
+    for mean, inverse in zip(means, inverses, strict=True):
+        difference = points - mean
+        distances.append((difference @ inverse * difference).sum(dim=1))
+    return torch.stack(distances, dim=1)
+
+
+def class_inverse(features: Tensor, power: float, diagonal: float, rest: float) -> Tensor:
+    """Return the pseudo-inverse [D, D] of the correlations of a class's powers of features, shrunk twice."""
+    spread = covariance(as_float64(signed_power(features, power)))
+    for _ in range(2):
+        spread = shrink(spread, diagonal, rest)
+    return torch.linalg.pinv(correlation(spread), hermitian=True)
 
 
 def signed_power(features: Tensor, power: float) -> Tensor:

@@ -16,12 +16,13 @@ ROWS = 4096
 
 
 class RandomFeatureHead(nn.Module):
-    """ReLU(f R) for a random matrix R [D, width], and a linear layer without a bias."""
+    """ReLU(f R) for a random matrix R [D, width], and a linear layer without a bias; |f| = 1 if ``unit``."""
 
     projection: Tensor
 
-    def __init__(self, inputs: int, width: int, classes: int, drawn: Drawn) -> None:
+    def __init__(self, inputs: int, width: int, classes: int, drawn: Drawn, unit: bool = False) -> None:
         super().__init__()
+        self.unit = unit
         bound = inputs**-0.5
         uniform = torch.empty(inputs, width).uniform_(-bound, bound)
         self.register_buffer("projection", torch.randn(inputs, width) if drawn == "normal" else uniform)
@@ -39,7 +40,7 @@ class RandomFeatureHead(nn.Module):
 
     def expand(self, features: Tensor) -> Tensor:
         """Return random features [B, width]."""
-        return F.relu(features @ self.projection)
+        return F.relu((F.normalize(features, dim=1) if self.unit else features) @ self.projection)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits [B, classes], computed in chunks of rows."""
@@ -58,11 +59,17 @@ class RidgeModel(Model):
     products: Tensor
 
     def __init__(
-        self, backbone: Backbone, sizes: Sequence[int], width: int, drawn: Drawn, exact: torch.dtype
+        self,
+        backbone: Backbone,
+        sizes: Sequence[int],
+        width: int,
+        drawn: Drawn,
+        exact: torch.dtype,
+        unit: bool = False,
     ) -> None:
         super().__init__(backbone, sizes[0])
         self.first_head = self.head
-        self.head = RandomFeatureHead(backbone.width, width, sum(sizes), drawn)
+        self.head = RandomFeatureHead(backbone.width, width, sum(sizes), drawn, unit)
         self.register_buffer("gram", torch.zeros(width, width, dtype=exact))
         self.register_buffer("products", torch.zeros(width, sum(sizes), dtype=exact))
 

@@ -122,6 +122,7 @@ def evaluate(
                 saved = time.monotonic()
             yield Evaluated(spec, step.number, step.steps, name)
     finally:
+        this.save_statistics()
         add_seconds(info, "evaluation", started)
         stored.save_info(info)
     return problems

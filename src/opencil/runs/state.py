@@ -14,14 +14,14 @@ from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import Images
 from opencil.data.memory import Memory
 from opencil.data.stream import Step
-from opencil.detectors.detector import Detector, Setup
+from opencil.detectors.detector import CarryingDetector, Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.detectors.finetune.views import ViewSource
 from opencil.engine.arithmetic import Arithmetic
-from opencil.engine.forward import Inputs, Outputs, forward
+from opencil.engine.forward import Inputs, Outputs, Statistics, forward
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, OpenCILError, one_line
-from opencil.files import checksum, damaged
+from opencil.files import Damaged, checksum, damaged
 from opencil.nets.create import without_weights
 from opencil.nets.model import Model
 from opencil.plugins import require
@@ -99,6 +99,8 @@ class Run:
         self._infos: dict[int, Info] = {}
         self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
         self._latest: tuple[int, Model] | None = None
+        #: Statistics of the classes of each step, by the name of their kind and the step's number.
+        self.statistics: dict[tuple[str, int], Statistics] = {}
 
     def __repr__(self) -> str:
         steps = f"{len(self.trained_steps)} of {len(self.stream)} steps trained"
@@ -184,6 +186,26 @@ class Run:
             raise BadInput(f"run {self.spec} has no step {number}: stored are {stored}")
         return step
 
+    def carry(self, detector: CarryingDetector, number: int) -> Statistics:
+        """Return statistics of the classes that a step brought: stored, or computed by its model."""
+        key = detector.summary, number
+        if key not in self.statistics:
+            stored, info, name = self._stored(number), self.info(number), StepFolder.statistics(key[0])
+            try:
+                self.statistics[key] = stored.tensors(name, info)
+            except Damaged:
+                info["files"].pop(name, None)  # to be written again
+                self.statistics[key] = detector.summarise(StepOutputs(self, self.stream[number - 1]).new)
+        return self.statistics[key]
+
+    def save_statistics(self) -> None:
+        """Store statistics that later steps need, unless they are stored."""
+        for (kind, number), statistics in self.statistics.items():
+            stored, info, name = self.folder.step(number), self.info(number), StepFolder.statistics(kind)
+            if number < len(self.stream) and name not in info["files"]:
+                stored.save_tensors(name, dict(statistics), info)
+                stored.save_info(info)
+
     def train_plus(self, step: Step) -> Tensor:
         """Return the indices of a step's training images T_t^train+."""
         return self.learner.training_set(self.setting, step, self.memory(step.number - 1))
@@ -268,11 +290,29 @@ class StepOutputs:
         """Return the outputs of the test images under each shift."""
         return {name: self.of(images, self.step.test) for name, images in self.run.shifted.items()}
 
+    @cached_property
+    def new(self) -> Outputs:
+        """Return the outputs of the training images of the step's classes."""
+        self.setup("train+")  # first, as in ``setup``
+        return replace(self.of(self.run.stream.train, self.step.train), tasks=self.tasks)
+
     def set_up(self, detector: Detector) -> None:
         """Set a detector up, unless it is ready."""
-        if not detector.ready:
-            memory = self.setup("memory") if detector.by_task else None
-            detector.complete(self.setup(detector.set_up_on), memory)
+        if detector.ready:
+            return
+        memory = self.setup("memory") if detector.by_task else None
+        if (which := detector.set_up_on) != "statistics":
+            detector.complete(self.setup(which), memory)
+            return
+        # Statistics of a network that is trained again on old images would be of other features than now.
+        frozen = getattr(getattr(self.model, "backbone", None), "frozen", False)
+        scorer = detector.scorer
+        if not isinstance(scorer, CarryingDetector) or (self.run.learner.revisits and not frozen):
+            detector.complete(self.setup("memory"), memory)
+            return
+        carried = tuple(self.run.carry(scorer, number) for number in range(1, self.step.number))
+        detector.complete(replace(self.new, carried=carried), memory)
+        self.run.statistics[scorer.summary, self.step.number] = scorer.statistics
 
     def setup(self, which: Setup) -> Outputs:
         """Return the outputs of a detector's set-up images: train+, or the memory after the step.

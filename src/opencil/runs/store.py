@@ -13,6 +13,7 @@
             model.safetensors, memory.safetensors (exemplars as indices), model.parquet (rows of the model)
             heads/ber.safetensors       head of a fine-tuning detector
             detectors/msp.parquet       rows of a detector
+            statistics/moments.safetensors      of the step's classes, for detectors at later steps
             checkpoint, heads/ber.checkpoint    while the step is trained, or the head is tuned
 
 ``step.json`` is written after the files in its list: a file outside of the list counts as absent.
@@ -125,6 +126,11 @@ class StepFolder:
     def head(detector: str) -> str:
         """Return the name of a head's file."""
         return f"heads/{detector}.safetensors"
+
+    @staticmethod
+    def statistics(kind: str) -> str:
+        """Return the name of a file of statistics of the step's classes."""
+        return f"statistics/{kind}.safetensors"
 
     @staticmethod
     def table(detector: str) -> str:

@@ -1,13 +1,15 @@
 """Relative Mahalanobis distance."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from opencil import Outputs, Paper, register_detector
-from opencil.detectors.moments import Gaussians
+from opencil.detectors.moments import Gaussians, merge_moments, moments_of
 from opencil.detectors.posthoc.mahalanobis import Mahalanobis
+from opencil.engine.forward import Statistics
 
 
 @register_detector(
@@ -29,14 +31,19 @@ class RelativeMahalanobis(Mahalanobis):
         "are ignored in both distances."
     )
 
-    def set_up(self, outputs: Outputs) -> None:
+    def combine(self, parts: Sequence[Statistics], outputs: Outputs) -> None:
         """Compute the classes' Gaussians, and one of all features."""
-        super().set_up(outputs)
-        together = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.features.device)
-        self._all = Gaussians.of(outputs.features, together)
+        super().combine(parts, outputs)
+        features = self.features(outputs)
+        if len(parts) == 1:
+            labels = torch.zeros(len(outputs), dtype=torch.int64, device=features.device)
+            together = moments_of(features, labels)
+        else:
+            together = merge_moments([{**part, "labels": 0 * part["labels"]} for part in parts])
+        self._all = Gaussians.of(together)
         if self._classes.whitening.shape[1] < self._all.whitening.shape[1]:
-            self._all = Gaussians.of(outputs.features, together, along=self._classes.whitening)
+            self._all = Gaussians.of(together, along=self._classes.whitening)
 
     def scores(self, outputs: Outputs) -> Tensor:
         """Return d₀ − min_c d_c, [N]."""
-        return self._all.nearest(outputs.features) + super().scores(outputs)
+        return self._all.nearest(self.features(outputs)) + super().scores(outputs)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from opencil import Outputs, Paper, SetUpDetector, register_detector
 from opencil.data.precision import as_float64, copy_to_device
-from opencil.detectors.moments import Gaussians, check_labels, compute_by_parts
+from opencil.detectors.moments import Gaussians, check_labels, compute_by_parts, moments_of
 from opencil.validation import Count
 
 #: Smaller squared distances are at the mean of the class, as the only image of a class is.
@@ -49,7 +49,8 @@ class TPL(SetUpDetector):
         tasks = tasks.to(labels.device)
         present, own = torch.unique(tasks[labels], return_inverse=True)
         self._columns = tasks == present[:, None]
-        self._gaussians = [Gaussians.of(features[own == t], labels[own == t]) for t in range(len(present))]
+        moments = [moments_of(features[own == t], labels[own == t]) for t in range(len(present))]
+        self._gaussians = [Gaussians.of(of_task) for of_task in moments]
         self._banks = [F.normalize(features[own == t], dim=1) for t in range(len(present))]
         near, out, largest = self._parts(outputs)
         member = F.one_hot(own, len(present)).to(near)
