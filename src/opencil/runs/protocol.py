@@ -45,10 +45,10 @@ class Protocol:
         return found + measure_bytes(task.model, len(kept), run.stream.train)
 
     def measure_detector(self, detector: Detector, outputs: StepOutputs) -> list[Measurement]:
-        """Set a detector up and measure it on every OOD set and shifted set."""
+        """Set a detector up and measure it on every OOD set, later classes and shifted set."""
         outputs.set_up(detector)
-        names = chosen_metrics(outputs.run.spec.metrics)
-        return measure(detector, None, outputs.test, outputs.ood, outputs.tasks, outputs.shifted, names)
+        names, outside = chosen_metrics(outputs.run.spec.metrics), outputs.ood | outputs.future
+        return measure(detector, None, outputs.test, outside, outputs.tasks, outputs.shifted, names)
 
 
 def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:

@@ -13,6 +13,7 @@ from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import Images
 from opencil.data.memory import Memory
+from opencil.data.roles import FUTURE
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
@@ -258,6 +259,13 @@ class StepOutputs:
             name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
             for name, ood in self.run.data.ood.items()
         }
+
+    @cached_property
+    def future(self) -> dict[str, Outputs]:
+        """Return the outputs of the test images of classes of later steps; empty after the last step."""
+        test = self.run.stream.test
+        later = (test.labels >= self.step.seen).nonzero().flatten().cpu()
+        return {FUTURE: self.of(test, later)} if len(later) else {}
 
     @cached_property
     def shifted(self) -> dict[str, Outputs]:
