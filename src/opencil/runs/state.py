@@ -35,9 +35,16 @@ from opencil.validation import build
 
 
 def open_run(
-    path: str | Path, data_root: str | None = None, device: str = "cpu", data: BenchmarkData | None = None
+    path: str | Path,
+    data_root: str | None = None,
+    device: str = "cpu",
+    data: BenchmarkData | None = None,
+    ood: bool = True,
 ) -> "Run":
-    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given."""
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
+
+    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
+    """
     folder = RunFolder(Path(path))
     if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
@@ -55,7 +62,7 @@ def open_run(
         foreign=Foreign() if record.get("foreign") else None,
     )
     place = PlaceConfig(data_root=data_root, device=device)
-    run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place)))
+    run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place), ood))
     for step in run.trained_steps:
         run.check_images(step.number)
     for step in run.trained_steps:
