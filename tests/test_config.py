@@ -324,6 +324,8 @@ def test_shifted_sets_that_are_named_replace_those_below() -> None:
         {"sets": [{"name": "noise", "role": "far"}, {"name": "noise", "role": "near"}]},
         {"shifted": [3]},
         {"shifted": "noise"},
+        {"shifted": ["future"]},
+        {"datasets": {"future": {"folder": "x"}}},
     ],
     ids=str,
 )

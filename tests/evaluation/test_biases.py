@@ -62,6 +62,15 @@ def test_old_and_new_classes_against_ood() -> None:
     assert FOUND["cats", "fpr_new", 0] == pytest.approx(2 / 3)
 
 
+def test_each_task_against_ood() -> None:
+    # cats score 4, 6, 1; tasks 9 and 5, 3, 8 and 2
+    found = {
+        task: value for (ood, metric, task), value in FOUND.items() if (ood, metric) == ("cats", "auc_task")
+    }
+    assert found == {1: pytest.approx(5 / 6), 2: pytest.approx(1 / 3), 3: pytest.approx(4 / 6)}
+    assert {m for _, m, _ in table(measure(First(), None, TEST, OOD))}.isdisjoint({"auc_task", "auc_old"})
+
+
 def test_the_first_step_has_no_old_classes() -> None:
     first = torch.ones(5, dtype=torch.int64)
     found = table(measure(First(), None, TEST, OOD, first))

@@ -56,13 +56,6 @@ def test_validation_images_are_ten_of_each_new_class(runs: Path, monkeypatch: py
     assert labels[held].bincount(minlength=step.seen).tolist() == [0] * step.old + [10] * step.new
 
 
-def test_choosing_margins(runs: Path, tmp_path: Path) -> None:
-    run("choose_margins.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "rows.csv"))
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    assert len(rows["choice"].unique()) == 24, "Energy and 23 choices"
-    assert set(rows["step"]) == {1}, "the last step has no later classes"
-
-
 @pytest.mark.parametrize(("steps", "key"), [(["x"], "--steps"), (["2", "9"], "[9]")])
 def test_missing_steps_are_named(runs: Path, steps: list[str], key: str) -> None:
     arguments = [str(runs / "bic" / "seed0"), "--steps", *steps]

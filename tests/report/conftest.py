@@ -88,6 +88,21 @@ def with_shifted() -> Callable[[pd.DataFrame], pd.DataFrame]:
     return make
 
 
+@pytest.fixture
+def with_future() -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Rows with classes of later steps besides, at all steps but the last, and with each task's AUC."""
+
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
+        of_ood = rows[rows["metric"].isin(["auc", "fpr", "ap"]) & (rows["ood"] == "f1")]
+        later = of_ood[of_ood["step"] < rows["step"].max()].assign(ood="future", distance="future")
+        later["value"] = 1 - later["value"]
+        of_tasks = rows[(rows["metric"] == "confidence") & (rows["ood"] != "")].assign(metric="auc_task")
+        others = of_tasks[of_tasks["ood"] == "f1"].assign(ood="future", distance="future")
+        return pd.concat([rows, later, of_tasks, others])
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def keeping() -> Callable[..., pd.DataFrame]:
     """Rows of what a run keeps, bytes of model and memory step by step: ``keeping((1, 2), (3, 4))``."""

@@ -11,6 +11,7 @@ from opencil.report.averages import (
     average_models,
     average_rows,
     average_steps,
+    average_tasks,
     list_megabytes,
 )
 from tests.report.common import deviation, mean
@@ -124,3 +125,45 @@ def test_shifted_sets_are_in_no_split_and_are_averaged_by_themselves(
             ]
             assert found.pop((seed, detector, "", metric)) == pytest.approx(mean(every), abs=1e-12)
     pd.testing.assert_series_equal(found, average_steps(average_datasets(plain)).set_index(keys)["value"])
+
+
+def test_later_classes_are_in_no_average_and_are_a_place_of_their_own(
+    made_up: Rows, with_future: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    plain, rows = made_up(), with_future(made_up())
+    found = average_rows(rows)
+    later = found["place"] == "future"
+    pd.testing.assert_frame_equal(found[~later].reset_index(drop=True), average_rows(plain))
+    pd.testing.assert_frame_equal(average_models(rows), average_models(plain))
+    values = by_place(rows)
+    assert set(found[later]["metric"]) == {"auc", "fpr", "ap"}
+    for row in found[later].to_dict("records"):
+        of_seeds = [
+            mean([values[seed, t, row["detector"], "future", 0, row["metric"]] for t in (1, 2, 3)])
+            for seed in (0, 1, 2)
+        ]
+        expected = mean(of_seeds), deviation(of_seeds), 3
+        assert (row["mean"], row["std"], row["steps"]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_average_and_forgetting_of_the_auc_of_tasks(
+    made_up: Rows, with_future: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    rows = with_future(made_up())
+    values, found = by_place(rows), average_tasks(rows)
+    assert len(found) == 2 * 2
+
+    def a(seed: int, detector: str, t: int, j: int) -> float:
+        return mean([values[seed, t, detector, ood, j, "auc_task"] for ood in SPLITS["all"]])
+
+    def naive(seed: int, detector: str, metric: str) -> float:
+        last = {j: a(seed, detector, 4, j) for j in (1, 2, 3, 4)}
+        if metric == "auc_average":
+            return mean([*last.values()])
+        return mean([max(a(seed, detector, t, j) for t in range(j, 5)) - last[j] for j in (1, 2, 3)])
+
+    for row in found.to_dict("records"):
+        of_seeds = [naive(seed, row["detector"], row["metric"]) for seed in (0, 1, 2)]
+        expected = mean(of_seeds), deviation(of_seeds), 4
+        assert (row["mean"], row["std"], row["steps"]) == pytest.approx(expected, abs=1e-12)
+    assert average_tasks(made_up()).empty

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from opencil.report.averages import average_models, average_rows
+from opencil.report.averages import average_models, average_rows, average_tasks
 from opencil.report.layout import Table
 from opencil.report.tables import summaries, tables
 from opencil.study.study import Study
@@ -204,6 +204,21 @@ def test_a_table_of_shifted_sets_has_what_detectors_reject_of_them(
         of_seeds = kept[kept["detector"] == detector].groupby("seed")["value"].mean()
         *_, found = line(table, "icarl", detector).values()
         assert found.startswith(f"{100 * of_seeds.mean():.2f}")
+
+
+def test_a_table_of_later_classes_and_of_forgetting(
+    made_up: Rows, with_future: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
+    rows = with_future(made_up())
+    plain, (_, detection, continual) = summaries(Study(made_up())), summaries(Study(rows))
+    assert texts(detection) == texts(plain[1]), "other tables stay the same"
+    over = average_tasks(rows).set_index(["detector", "metric"])["mean"] * 100
+    at = average_rows(rows).set_index(["place", "detector", "metric"])["mean"].loc["future"] * 100
+    for detector in ("msp", "energy"):
+        found = [cell.split(" ")[0] for cell in [*line(continual, "icarl", detector).values()][3:]]
+        expected = [at[detector, "auc"], at[detector, "fpr"], at[detector, "ap"]]
+        expected += [over[detector, "auc_average"], over[detector, "auc_forgetting"]]
+        assert found == [f"{value:.2f}" for value in expected]
 
 
 def test_cells_are_the_averages_in_percent(made_up: Rows) -> None:

@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, report, run, runs, submissions
+from opencil.cli import check, data, report, run, runs, submissions, tune
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -22,6 +22,7 @@ for _name, _command, _example in (
     ("run", run.run, "--benchmark digits --cil icarl --detector all --set cil.icarl.epochs=5"),
     ("evaluate", run.evaluate, "checkpoints --factory my_file.py:make --benchmark cifar100 --name my-method"),
     ("config", run.show_config, "--benchmark digits --cil icarl --detector msp,energy > my.yml"),
+    ("tune", tune.tune, "runs --detector ash --try percentile=50,65,80,95 --try variant=s,b"),
     ("check", check.check, "my_method.py"),
     ("list", listing.list_names, "detectors '*norm*'"),
     ("doctor", check.doctor, "--data-root ~/downloads"),

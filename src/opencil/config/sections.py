@@ -12,7 +12,7 @@ from opencil.config.yml import dump_yaml
 from opencil.data.file_dataset import OwnDataset
 from opencil.data.images import Store
 from opencil.data.memory import quota
-from opencil.data.roles import OOD_ROLES, Role
+from opencil.data.roles import FUTURE, OOD_ROLES, Role
 from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
 from opencil.data.transforms import Transform
@@ -62,7 +62,7 @@ class BenchmarkConfig(Values):
         ood = self.near + self.far
         if not ood or len(set(ood)) < len(ood):
             raise ValueError(f"near and far = {list(ood)} are not allowed: OOD sets are needed, each once")
-        for key, taken in (("datasets", DATASETS.names()), ("shifted", [self.id, *ood])):
+        for key, taken in (("datasets", [*DATASETS.names(), FUTURE]), ("shifted", [self.id, *ood, FUTURE])):
             if both := getattr(self, key).keys() & set(taken):
                 raise ValueError(f"{key}: {sorted(both)} are names of other sets: new ones are needed")
         known = (*DATASETS.names(), *self.datasets)

@@ -208,6 +208,16 @@ class Metric:
 #: Bytes of a method's model and exemplars, in the rows of every step; their values are no shares.
 KEPT = ("model_bytes", "memory_bytes")
 _records: dict[str, Metric] = {}
+#: Of a run over its steps, computed by reports: mean AUC of tasks over all OOD sets.
+OVER_STEPS = {
+    "auc_average": Metric("auc_average", "AUC (average)", "mean AUC (task) after the last step."),
+    "auc_forgetting": Metric(
+        "auc_forgetting",
+        "AUC (forgetting)",
+        "largest AUC (task) at any step minus that after the last, mean over old tasks.",
+        lower_is_better=True,
+    ),
+}
 
 
 def register_metric(
@@ -261,7 +271,7 @@ def metric_of(name: str) -> Metric:
 
     ``accuracy_NAME`` is the accuracy of a method's other predictions.
     """
-    if (known := metrics().get(name)) is not None:
+    if (known := (metrics() | OVER_STEPS).get(name)) is not None:
         return known
     if not name.startswith("accuracy_"):
         return Metric(name, name)

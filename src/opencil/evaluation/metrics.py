@@ -143,6 +143,14 @@ def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
     return _fpr_of(ranking, new)
 
 
+@_metric("AUC (task)")
+def _auc_task(ranking: Ranking, id_tasks: Tensor) -> Mapping[int, float]:
+    """Return the AUC of the test images of a task's classes alone against OOD."""
+    tasks: list[int] = id_tasks.unique().tolist()
+    values = {str(task): _auc_of(ranking, id_tasks == task) for task in tasks}
+    return dict(zip(tasks, numbers(values).values(), strict=True))
+
+
 # Of classifying and rejecting together:
 @_metric("OSCR")
 def _oscr(ranking: Ranking, correct: Tensor) -> Tensor:

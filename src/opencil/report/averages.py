@@ -8,8 +8,8 @@ from collections.abc import Collection
 import pandas as pd
 import torch
 
-from opencil.data.roles import ALL, SHIFTED
-from opencil.evaluation.metric import KEPT, shares
+from opencil.data.roles import ALL, FUTURE, OOD_ROLES
+from opencil.evaluation.metric import KEPT, OVER_STEPS, shares
 from opencil.evaluation.metrics import backward_transfer, forgetting
 
 #: The columns that identify a run.
@@ -24,20 +24,23 @@ def dataset_place(name: str) -> str:
 def is_ood(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Mark the rows of a detector against all samples of an OOD dataset."""
     named = (rows["detector"] != "") & (rows["ood"] != "") & (rows["task"] == 0)
-    return named & (rows["distance"] != SHIFTED)
+    return named & rows["distance"].isin(OOD_ROLES)
 
 
 def average_datasets(rows: pd.DataFrame, uncounted: Collection[str] = (), each: bool = False) -> pd.DataFrame:
     """Return values per run, step, detector, place and metric; rows of single tasks are left out.
 
-    The place of an OOD metric is near, far or all: the mean over the datasets not ``uncounted``.
+    The place of an OOD metric is near, far or all: the mean over the datasets not ``uncounted``. Classes of
+    later steps are a place of their own.
     With ``each``, every dataset is a place too, shifted or not. The place of other metrics is empty, and so
     is the detector of metrics of the CIL model itself.
     """
     of_ood = is_ood(rows)
     ood, others = rows[of_ood], shares(rows[~of_ood & (rows["task"] == 0)])
+    others, future = (others[(others["distance"] == FUTURE) == later] for later in (False, True))
     counted = ood[~ood["ood"].isin(uncounted)]
     parts = [others.assign(place=""), counted.assign(place=counted["distance"]), counted.assign(place=ALL)]
+    parts.append(future.assign(place=FUTURE))
     if each:
         named = pd.concat([ood, others[others["ood"] != ""]])
         parts.append(named.assign(place=dataset_place("") + named["ood"]))
@@ -49,6 +52,21 @@ def average_steps(per_step: pd.DataFrame) -> pd.DataFrame:
     """Return one value per run, detector, place and metric, with the number of its steps."""
     grouped = per_step.groupby([*RUN, "detector", "place", "metric"], as_index=False)
     return grouped.agg(value=("value", "mean"), steps=("step", "nunique"))
+
+
+def average_tasks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the average and the forgetting of tasks' AUC over all OOD sets, as ``average_rows`` does."""
+    of_tasks = rows[(rows["metric"] == "auc_task") & rows["distance"].isin(OOD_ROLES)]
+    run = [*RUN, "detector"]
+    cells = of_tasks.groupby([*run, "step", "task"], as_index=False).agg(value=("value", "mean"))
+    most = cells.groupby([*run, "task"])["value"].transform("max")
+    last = cells.assign(lost=most - cells["value"], steps=cells.groupby(run)["step"].transform("nunique"))
+    last = last[last["step"] == last.groupby(run)["step"].transform("max")]
+    average, forgetting = OVER_STEPS
+    parts = [last.assign(metric=average), last[last["task"] < last["step"]].assign(metric=forgetting)]
+    parts[1]["value"] = parts[1]["lost"]
+    per_run = pd.concat(parts).groupby([*run, "metric", "steps"], as_index=False).agg(value=("value", "mean"))
+    return average_seeds(per_run.assign(place=""), ["benchmark", "k", "cil", "detector", "place", "metric"])
 
 
 def average_seeds(per_run: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

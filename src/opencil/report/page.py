@@ -22,7 +22,7 @@ import pandas as pd
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
-from opencil.data.roles import ALL, OOD_ROLES, SHIFTED
+from opencil.data.roles import ALL, FUTURE, OOD_ROLES, SHIFTED
 from opencil.evaluation.metric import metric_of, shares, table_metrics
 from opencil.published import OOD
 from opencil.registry import DETECTORS, LEARNERS, Registry
@@ -151,6 +151,8 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
     every = [(ALL, "all OOD sets")] if oods else []
     splits = [(role, f"all {role}") for role in OOD_ROLES if role in oods.values()]
+    later = {FUTURE: FUTURE} if (values["place"] == FUTURE).any() else {}
+    splits += [(role, "classes of later steps") for role in later]
     steps = sorted(rows["step"].unique().tolist())
     return {
         "benchmark": outcome.benchmark,
@@ -169,7 +171,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "planned": outcome.steps,
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict(),
-        "sets": oods | dict.fromkeys(shifted, SHIFTED),
+        "sets": oods | dict.fromkeys(shifted, SHIFTED) | later,
         "places": [*every, *splits, *((dataset_place(name), name) for name in oods)],
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
         "notes": [

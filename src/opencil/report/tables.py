@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 import pandas as pd
 
-from opencil.data.roles import ALL, OOD_ROLES
-from opencil.evaluation.metric import metric_of, table_metrics
+from opencil.data.roles import ALL, FUTURE, OOD_ROLES
+from opencil.evaluation.metric import OVER_STEPS, metric_of, table_metrics
 from opencil.evaluation.metric import metrics as all_metrics
-from opencil.report.averages import average_models, average_rows, dataset_place
+from opencil.report.averages import average_models, average_rows, average_tasks, dataset_place
 from opencil.report.layout import CIL, DETECTOR, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import group_families, is_labelled, method, sort_cil, sort_detectors, sort_metrics
 from opencil.report.results import Outcome, describe_steps, find_partial, make_cells, note_partial, results
@@ -34,6 +34,10 @@ _KEPT = (
     "MB: millions of bytes that are kept after the last step, of the model's tensors and of the exemplars' "
     "pixels, or of all images that are seen again where none are chosen; a dash where a run did not note "
     "them."
+)
+_FUTURE = (
+    "AUC, FPR and AP: against test images of the classes of later steps, so without the last step. AUC "
+    "(average) and AUC (forgetting): against all OOD sets."
 )
 _SIZES = ("model MB", "memory MB")
 _MARKS = "¹ best, ² second, ³ third in its column."
@@ -191,7 +195,11 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
     models = dict(list(average_models(rows).groupby(["benchmark", "k"])))
     shifted = [m.name for m in all_metrics().values() if m.reads_shifted and not m.of_model]
     shown = rows[rows["metric"].isin(["accuracy", *metrics, *shifted])]  # some others begin at step 2
-    averages = dict(list(average_rows(shown).groupby(["benchmark", "k"])))
+    every = average_rows(shown)
+    later = every["place"] == FUTURE
+    averages = dict(list(every[~later].groupby(["benchmark", "k"])))
+    continual = pd.concat([every[later].assign(place=""), average_tasks(rows)])
+    over_steps = dict(list(continual.groupby(["benchmark", "k"])))
     made = []
     for outcome in results(study):
         key = (outcome.benchmark, outcome.k)
@@ -207,6 +215,11 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         if of_shift := [name for name in shifted if (averages[key]["metric"] == name).any()]:
             title = f"{title} under covariate shift"
             made.append(_summary("shifted", title, averages[key], of_shift, notes, outcome))
+        if key in over_steps:
+            title = "OOD detection of classes to come, and of old tasks"
+            found = pd.concat([over_steps[key], averages[key][averages[key]["detector"] == ""]])
+            of_both = [m for m in [*metrics, *OVER_STEPS] if (over_steps[key]["metric"] == m).any()]
+            made.append(_summary("continual", title, found, of_both, [_FUTURE, *notes], outcome))
     return made
 
 

@@ -38,24 +38,24 @@ def with_share(place: PlaceConfig, processes: int) -> PlaceConfig:
     return replace(place, workers=place.workers or max(1, count_workers() // processes))
 
 
-def load(config: Config) -> BenchmarkData:
-    """Load the data of a config's benchmark, on the config's device."""
+def load(config: Config, ood: bool = True) -> BenchmarkData:
+    """Load the data of a config's benchmark, on the config's device; without ``ood`` the ID images alone."""
     benchmark, read, device = config.benchmark, access(config.place), resolve_device(config.place.devices[0])
     train, test, *others = (
         entry.dataset.serve(entry.name, entry.split, benchmark.image_size, read).to(device)
-        for entry in splits(config)
+        for entry in splits(config)[: None if ood else 2]
     )
     if train.classes and test.classes and train.classes != test.classes:
         which = ", ".join(sorted({*train.classes} ^ {*test.classes})[:5]) or "they are in another order"
         raise BadInput(f"the classes of {train.name!r} in training and test images differ: {one_line(which)}")
     benchmark.check_classes(count_classes(train))
-    ood = zip(benchmark.ood.items(), others, strict=True)
+    roles = benchmark.ood.items() if ood else ()
     return BenchmarkData(
         train,
         test,
-        {name: OOD(images, role) for (name, role), images in ood},
+        {name: OOD(images, role) for (name, role), images in zip(roles, others, strict=True)},
         benchmark.transform.fit(train),
-        {name: kind.make(name, test, read.root) for name, kind in benchmark.shifted.items()},
+        {name: kind.make(name, test, read.root) for name, kind in benchmark.shifted.items() if ood},
     )
 
 

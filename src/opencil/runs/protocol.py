@@ -45,14 +45,14 @@ class Protocol:
         return found + measure_bytes(task.model, len(kept), run.stream.train)
 
     def measure_detector(self, detector: Detector, outputs: StepOutputs) -> list[Measurement]:
-        """Set a detector up and measure it on every OOD set and shifted set."""
+        """Set a detector up and measure it on every OOD set, later classes and shifted set."""
         outputs.set_up(detector)
         names, scored = chosen_metrics(outputs.run.spec.metrics), outputs.scored(detector)
-        test, shifted = outputs.test, outputs.shifted
+        test, shifted, outside = outputs.test, outputs.shifted, outputs.ood | outputs.future
         if len(scored) < len(test):
             test, of_shifted = outputs.test_part(scored), outputs.run.shifted
             shifted = {name: o.of(of_shifted[name], scored) or o for name, o in shifted.items()}
-        return measure(detector, None, test, outputs.ood, outputs.tasks, shifted, names)
+        return measure(detector, None, test, outside, outputs.tasks, shifted, names)
 
 
 def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: Step) -> list[Measurement]:

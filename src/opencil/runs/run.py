@@ -13,6 +13,7 @@ import pandas as pd
 
 from opencil.cil.learner import Task
 from opencil.data.benchmark import BenchmarkData
+from opencil.data.roles import FUTURE
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
@@ -160,7 +161,8 @@ def add_rows(this: Run, step: Step, info: Info, detector: str, measured: list[Me
 
     Where there are rows of the same values, only missing metrics are added.
     """
-    spec, stored, roles = this.spec, this.folder.step(step.number), {"": "", **this.data.roles}
+    spec, stored = this.spec, this.folder.step(step.number)
+    roles = {"": "", FUTURE: FUTURE, **this.data.roles}
     of_all = (*spec.identity, step.number, detector)
     found = [(*of_all, m.ood, roles[m.ood], m.task, m.metric, m.value) for m in measured]
     rows = pd.DataFrame(found, columns=COLUMNS)

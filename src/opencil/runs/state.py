@@ -13,6 +13,7 @@ from opencil.config import BenchmarkConfig, Config, PlaceConfig
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import Images
 from opencil.data.memory import Memory
+from opencil.data.roles import FUTURE
 from opencil.data.stream import Step
 from opencil.detectors.detector import CarryingDetector, Detector, Setup
 from opencil.detectors.finetune.tuner import Tuner
@@ -35,9 +36,16 @@ from opencil.validation import build
 
 
 def open_run(
-    path: str | Path, data_root: str | None = None, device: str = "cpu", data: BenchmarkData | None = None
+    path: str | Path,
+    data_root: str | None = None,
+    device: str = "cpu",
+    data: BenchmarkData | None = None,
+    ood: bool = True,
 ) -> "Run":
-    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given."""
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
+
+    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
+    """
     folder = RunFolder(Path(path))
     if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
@@ -55,7 +63,7 @@ def open_run(
         foreign=Foreign() if record.get("foreign") else None,
     )
     place = PlaceConfig(data_root=data_root, device=device)
-    run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place)))
+    run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place), ood))
     for step in run.trained_steps:
         run.check_images(step.number)
     for step in run.trained_steps:
@@ -284,6 +292,13 @@ class StepOutputs:
             name: self.of(ood.images, self.run.spec.ood_seen(name, len(ood.images), self.step))
             for name, ood in self.run.data.ood.items()
         }
+
+    @cached_property
+    def future(self) -> dict[str, Outputs]:
+        """Return the outputs of the test images of classes of later steps; empty after the last step."""
+        test = self.run.stream.test
+        later = (test.labels >= self.step.seen).nonzero().flatten().cpu()
+        return {FUTURE: self.of(test, later)} if len(later) else {}
 
     @cached_property
     def shifted(self) -> dict[str, Outputs]:

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from opencil.data.roles import OOD_ROLES, SHIFTED
+from opencil.data.roles import FUTURE, ROLES
 from opencil.data.stream import StepSizes
 from opencil.files import damaged, read_bytes, write_bytes
 
@@ -62,7 +62,7 @@ def find_wrong(rows: pd.DataFrame, shares: Iterable[str]) -> str:
         "values that are not finite": ~(rows["value"].abs() < _LARGEST),
         "shares that are not between 0 and 1": percent & ~rows["value"].between(-1e-9, 1 + 1e-9),
         "steps or tasks that cannot be": (rows["task"] < 0) | (rows["step"] < rows["task"].clip(lower=1)),
-        "distances other than near, far and shifted": ~rows["distance"].isin(["", *OOD_ROLES, SHIFTED]),
+        "unknown distances": ~rows["distance"].isin(["", *ROLES, FUTURE]),
         "two values of one metric": rows.duplicated([name for name in COLUMNS[:-1] if name != "distance"]),
     }
     return next((f"it has {what}" for what, these in wrong.items() if these.any()), "")

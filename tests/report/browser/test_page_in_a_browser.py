@@ -248,6 +248,27 @@ def test_variants_are_folded_away_until_they_are_asked_for(
     assert {line[2] for line in browser.board()} == {"ber", "ber@nter"}
 
 
+def test_classes_of_later_steps_can_be_looked_at(
+    show: Callable[..., Any],
+    made_up: Rows,
+    with_future: Callable[[pd.DataFrame], pd.DataFrame],
+    record: Record,
+) -> None:
+    """They have a rank, though there are none after the last step."""
+    rows = with_future(made_up())
+    browser = show(rows, [record(seed=seed) for seed in range(3)])
+    sets = "[...document.querySelector('select[name=ood]').options].map(o => o.text)"
+    assert browser.evaluate(sets)[2:5] == ["all far", "classes of later steps", "n1"]
+    browser.choose("ood", "future")
+    later = rows[(rows["distance"] == "future") & (rows["metric"] == "auc")]
+    means = 100 * later.groupby("detector")["value"].mean()
+    found = {line[2]: (line[0], float(line[3].split(" ")[0])) for line in browser.board()}
+    order = list(means.sort_values(ascending=False).index)
+    assert found == {
+        name: (str(order.index(name) + 1), pytest.approx(mean, abs=0.0061)) for name, mean in means.items()
+    }
+
+
 def test_shifted_sets_can_be_looked_at(
     show: Callable[..., Any],
     made_up: Rows,

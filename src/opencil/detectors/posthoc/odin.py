@@ -1,5 +1,6 @@
 """ODIN: temperature and a small step towards the predicted class."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,15 +48,21 @@ class ODIN(Detector):
             return torch.cat([self._score(inputs.model, part, step) for part in parts])
 
     def _score(self, model: Classifier, images: Tensor, step: Tensor) -> Tensor:
-        with torch.enable_grad():
-            images = images.detach().requires_grad_()
-            scaled = model.classify(model.features(images)).float() / self.temperature
-            if not scaled.requires_grad:
-                raise BadInput("the model gives no gradient: its forward pass may be under torch.no_grad")
+        def loss(logits: Tensor) -> Tensor:
+            scaled = logits / self.temperature
             # A sum: with a mean, gradients would shrink with the batch size and underflow.
-            loss = F.cross_entropy(scaled, scaled.argmax(dim=1), reduction="sum")
-            # For the images alone: parameters get no gradient.
-            (gradient,) = torch.autograd.grad(loss, images)
-        moved = images.detach() - step * gradient.sign()
+            return F.cross_entropy(scaled, scaled.argmax(dim=1), reduction="sum")
+
+        moved = images.detach() - step * image_gradient(model, images, loss).sign()
         logits = model.classify(model.features(moved)).float()
         return (logits / self.temperature).softmax(dim=1).amax(dim=1)
+
+
+def image_gradient(model: Classifier, images: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the gradient of a function of the logits with respect to the images; parameters get none."""
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        logits = model.classify(model.features(images)).float()
+        if not logits.requires_grad:
+            raise BadInput("the model gives no gradient: its forward pass may be under torch.no_grad")
+        return torch.autograd.grad(objective(logits), images)[0]

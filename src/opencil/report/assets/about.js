@@ -10,6 +10,7 @@ function showTerms(view) {
     ["Near OOD", "Sets that resemble what is learned, so that they are hard to tell apart", named("near")],
     ["Far OOD", "Sets that look like something else", named("far")],
     ["Shifted", "Images of learned classes, spoilt: they should still be known", named("shifted")],
+    ["Future", "Test images of classes that later steps bring, in no average with other sets", named("future")],
     [label(view.metric), definition(view.metric).slice(label(view.metric).length + 2)],
   ];
   $("terms").replaceChildren(

@@ -1,5 +1,8 @@
 // Look up averages, which Python has computed by metric, evaluation set and seed, and compare them as shown.
 
+// Steps that a metric has at a place: after the last step there are no later classes.
+const needed = ({ group, place }, metric) =>
+  (group.needed[metric] ?? group.planned) - (place === "future" && metric in group.needed ? 1 : 0);
 const NONE = { mean: null, std: null, steps: 0, lacking: "", points: [] };
 // The average of a detector on a CIL model; without a detector, of the model itself.
 function averageOf(view, metric, c, d = "") {
@@ -9,7 +12,7 @@ function averageOf(view, metric, c, d = "") {
   const found = (places[view.place] ?? places[""])?.[view.seed]?.[names]; // "": the same on all sets
   if (!found) return { ...NONE, points: group.steps.map(() => NONE) };
   const [mean, std, steps, seeds, means, deviations] = found;
-  const all = group.needed[metric] ?? group.planned;
+  const all = needed(view, metric);
   const lacking = steps < all ? `${steps}/${all} steps`
     : seeds < view.seeds.length ? `${seeds}/${view.seeds.length} seeds` : "";
   return { mean, std, steps, lacking, points: means.map((m, t) => ({ mean: m, std: deviations?.[t] ?? null })) };
@@ -19,7 +22,7 @@ const label = (metric) => data.metrics[metric].label;
 const definition = (metric) => `${label(metric)}: ${data.metrics[metric].definition}`;
 const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
 const percent = (value) => (value === null ? "–" : value.toFixed(2));
-const isWhole = (found, view, metric) => found.mean !== null && found.steps >= view.group.needed[metric];
+const isWhole = (found, view, metric) => found.mean !== null && found.steps >= needed(view, metric);
 // Values that look alike share a place, after which the next one comes, or the mean of their ranks: 1, 1, 2 are
 // places, 1.5, 1.5, 3 ranks.
 const ordered = (values, metric) => values.map(percent).sort((a, b) => (lower(metric) ? a - b : b - a));

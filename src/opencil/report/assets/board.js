@@ -72,7 +72,7 @@ const keeps = {
 
 function basis(view) {
   const many = view.seeds.length > 1 ? `, then over ${view.seeds.length} seeds ± standard deviation` : "";
-  return `${setsText()} · mean over ${plural(view.group.needed[view.metric], "step")}${many} · percent`;
+  return `${setsText()} · mean over ${plural(needed(view, view.metric), "step")}${many} · percent`;
 }
 const oneSeed = (count) =>
   count === 1 ? `One seed: differences under ${data.noise} points mean little.` : null;

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from opencil.data.roles import ALL
+from opencil.data.roles import ALL, FUTURE
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
 from opencil.report.averages import average_datasets, average_rows, select_longest
@@ -75,6 +75,7 @@ class Group:
         #: averages over steps and seeds, in percent
         self.averages = averages[averages["place"].isin(["", ALL])].assign(mean=100 * averages["mean"])
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == self.scorer)]
+        of_tasks = of_tasks[of_tasks["distance"] != FUTURE]
         self.confidence = _average_seeds(of_tasks, ["cil"], ["ood", "step", "task"])
         distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
         self.oods = [name for name in sort_datasets(outcome.benchmark, dict(distances)) if name]
