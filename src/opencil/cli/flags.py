@@ -61,6 +61,8 @@ def _load_all(plugins: list[str] | None) -> list[str] | None:
 benchmark_names = completing(lambda: import_module("opencil.config").list_benchmarks())
 dataset_names = completing(DATASETS.names)
 detector_names = completing(lambda: [*DETECTORS.names(), *DETECTORS.groups()], several=True)
+cil_names = completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True)
+metric_names = completing(METRICS.names, several=True)
 table_names = completing(lambda: [*import_module("opencil.report.tables").KINDS, "all"], several=True)
 
 #: Flags of several commands.
@@ -101,9 +103,9 @@ _PANELS = {
 _KEYS = {name: row[0] for flags in _PANELS.values() for name, row in flags.items()}
 _COMPLETE = {
     "benchmark": benchmark_names,
-    "cil": completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True),
+    "cil": cil_names,
     "detector": detector_names,
-    "metric": completing(METRICS.names, several=True),
+    "metric": metric_names,
     "device": completing(lambda: import_module("opencil.engine.device").present_devices()),
     "precision": completing(lambda: ("bf16", "tf32", "fp32")),
     "launcher": completing(lambda: ("local", "ray")),
