@@ -63,10 +63,10 @@ class Figure:
 
     def __post_init__(self) -> None:
         width, height = self.picture.get_size_inches()
-        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
+        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.transFigure}
         lines = wrap(self.about.below, int(width / _SMALL_LETTER))
         for i, line in enumerate(lines):
-            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
+            self.picture.text(0.05 / width, -_SMALL_LINE * (i + 0.8) / height, line, **look)
         below = _SMALL_LINE * len(lines)
         self.box = Bbox.from_bounds(0, -below, width, height + below)
 
@@ -393,11 +393,12 @@ def _frame(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
     """Leave inches around the panels for axis labels, ticks and title; measuring text would be slow."""
     width, height = picture.get_size_inches()
     picture.subplots_adjust(0.55 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
-    inches = picture.dpi_scale_trans
+    whole = picture.transFigure  # what is given in inches would stay behind where a box is saved
     for i, axes in enumerate(picture.axes):
-        axes.xaxis.set_label_coords(0.5, 0.165, transform=blended_transform_factory(axes.transAxes, inches))
+        across = blended_transform_factory(axes.transAxes, whole)
+        axes.xaxis.set_label_coords(0.5, 0.165 / height, transform=across)
         if i == 0:
-            axes.yaxis.set_label_coords(0.2, 0.5, blended_transform_factory(inches, axes.transAxes))
+            axes.yaxis.set_label_coords(0.2 / width, 0.5, blended_transform_factory(whole, axes.transAxes))
 
 
 def _tick_steps(axes: Axes, lines: Lines, ticks: int = 10) -> None:
