@@ -88,7 +88,8 @@ _PANELS = {
     "Where": {
         "data_root": ("place.data_root", "DIR", "", "Folder of your downloads."),
         "runs": ("place.runs", "DIR", "runs", "Folder that runs are stored in."),
-        "tensorboard": ("place.tensorboard", "DIR", "", "Write training curves for TensorBoard there."),
+        "log": ("place.log", "A,B", "", "Loggers: tensorboard, wandb, mlflow."),
+        "tensorboard": ("place.tensorboard", "DIR", "", "Folder of --log tensorboard, which it implies."),
     },
     "How": {
         "device": ("place.device", "NAME", "auto", "auto, cpu, gpu, cuda:1, mps …; cuda:0,cuda:1 are two."),
@@ -106,6 +107,7 @@ _COMPLETE = {
     "cil": cil_names,
     "detector": detector_names,
     "metric": metric_names,
+    "log": completing(lambda: ("tensorboard", "wandb", "mlflow"), several=True),
     "device": completing(lambda: import_module("opencil.engine.device").present_devices()),
     "precision": completing(lambda: ("bf16", "tf32", "fp32")),
     "launcher": completing(lambda: ("local", "ray")),
@@ -165,6 +167,8 @@ def _resolve(given: dict[str, Any]) -> "Config":
         value: Any = text
         if name in _YML:
             value = load(_YML[name].format(text), f"--{name.replace('_', '-')} {text!r}")
+        elif name == "log":
+            value = names("--log", text)
         elif name in ("cil", "detector"):
             value = dict.fromkeys(names(f"--{name}", text))
         values = merge(values, nest(_KEYS[name].split("."), value))

@@ -185,7 +185,7 @@ def test_every_figure_says_of_how_many_seeds_it_is(rows: pd.DataFrame, tmp_path:
     rows = rows[(rows["cil"] != "wa") | (rows["seed"] == 1)]
     found = drawn(rows)
     below = {name: figure.picture.texts[-1].get_text() for name, figure in found.items()}
-    assert below["b-k2-accuracy"] == "3 of 3 seeds (± standard deviation); WA 1."
+    assert below["b-k2-accuracy"] == "3 of 3 seeds; WA 1."
     assert below["b-k2-old-new-wa"] == below["b-k2-fig1b-wa"] == "1 of 3 seeds."
     assert all("of 3 seeds" in text for text in below.values())
     for figure in found.values():

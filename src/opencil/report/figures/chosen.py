@@ -162,5 +162,4 @@ def count_seeds(lines: Lines, planned: int) -> str:
     counts = {name: int(curve["seeds"].max()) for name, curve in lines.items() if len(curve)}
     most = max(counts.values())
     fewer = [f"{short(name)} {number}" for name, number in counts.items() if number < most]
-    spread = " (± standard deviation)" if most > 1 else ""
-    return "; ".join([f"{most} of {count(planned, 'seed')}{spread}", *fewer]) + "."
+    return "; ".join([f"{most} of {count(planned, 'seed')}", *fewer]) + "."

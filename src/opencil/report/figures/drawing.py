@@ -6,7 +6,7 @@ it is.
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import wrap
@@ -222,6 +222,8 @@ def _draw_curves(
     compared: Lines | None = None,
 ) -> Figure:
     """Draw curves with names at their ends; ``reference`` is dashed and black, ``compared`` unnamed."""
+    if any(curve["std"].notna().any() for curve in lines.values()):
+        about = replace(about, caption=f"{about.caption} Bands: ± a standard deviation over seeds.")
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
     axes = picture.subplots()
     for i, curve in enumerate((compared or {}).values()):
@@ -292,7 +294,7 @@ def _draw_old_new(group: Group, cil: str) -> Figure | None:
     heading = f"{short(model)}: {group.label} of old and of new classes"
     caption = (
         f"{group.label} against OOD of the test samples of new classes alone and of old classes alone, on "
-        f"{model}; the gap is shaded."
+        f"{model}; the gap is shaded, bands are ± a standard deviation over seeds."
     )
     picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3))
     drawn = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
