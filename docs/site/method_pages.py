@@ -48,7 +48,7 @@ def render_page(kind: str, name: str) -> str:
     """Return the page of a method."""
     registry, command = KINDS[kind]
     entry, method = registry.entry(name), registry.create(name)
-    parts = [f"# {entry.make.__name__}", inspect.cleandoc(entry.make.__doc__ or "").replace("``", "`")]
+    parts = [f"# {entry.title}", inspect.cleandoc(entry.make.__doc__ or "").replace("``", "`")]
     parts += [f"Paper: {_cite(entry)}."] * bool(entry.paper)
     parts += [render_block(vars(entry.make).get("equation", "")), "[Notation](../README.md#notation)"]
     if hasattr(entry.make, "reads"):

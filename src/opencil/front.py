@@ -20,10 +20,10 @@ from opencil.runs.events import Failed, find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
 from opencil.runs.loading import load
+from opencil.runs.loggers import logging
 from opencil.runs.reading import study_so_far
 from opencil.runs.spec import RunSpec, plan_share
 from opencil.runs.state import Run, open_run
-from opencil.runs.tensorboard import training_curves
 from opencil.study.study import Study
 
 
@@ -193,7 +193,7 @@ def _carry_out(config: Config, planned: Callable[[Config], list[RunSpec]], progr
     # Closing releases the locks of runs at once where a notebook is interrupted.
     with (
         closing(execute(config, planned)) as events,
-        training_curves(config.place.tensorboard) as write,
+        logging(config.place) as write,
         bars.progress(screen, len(specs), quiet) as show,
     ):
         for event in events:

@@ -126,7 +126,14 @@ def test_csv_has_no_formulas(name: str) -> None:
 
 
 def check_latex(text: str) -> None:
-    """Check the braces and the special characters, as a compiler would."""
+    """Check environments, braces and special characters, as a compiler would."""
+    comment, _, text = text.partition("\n")
+    assert comment.startswith("% ")
+    opened = list[str]()
+    for word, name in re.findall(r"\\(begin|end){(.*?)}", text):
+        assert word == "begin" or opened.pop() == name
+        opened += [name] * (word == "begin")
+    assert not opened
     without = re.sub(r"\\[&%$#_{}]", "", text.replace("\\\\", "\n"))
     assert without.count("$") % 2 == 0
     assert not re.search(r"[%#~]|(?<!\$)[_^]", without)
@@ -136,17 +143,61 @@ def check_latex(text: str) -> None:
 
 
 def test_latex() -> None:
-    text = table().latex()
+    text = replace(table(), name="main of-k2").latex()
     check_latex(text)
-    assert r"\begin{tabular}{lr|rr|rr}" in text
-    assert r"\multicolumn{2}{c|}{} & \multicolumn{2}{c|}{icarl} & \multicolumn{2}{c}{wa} \\" in text
-    assert r"CIL & -- & \multicolumn{2}{c|}{60.00} & \multicolumn{2}{c}{70.00} \\" in text
-    msp = r"msp & 1.00 & \underline{\textbf{67.77 $\pm$ 0.25}} & 88.00 & 70.00$\dagger$ & $-$1.00 \\"
+    (label,) = re.findall(r"\\label{tab:(.*?)}", text)
+    assert re.fullmatch("main-of-k2-[0-9a-f]+", label)
+    assert r"\begin{tabular}{@{}lrrrrr@{}}" in text
+    assert r" &  & \multicolumn{2}{c}{iCaRL} & \multicolumn{2}{c}{WA} \\" in text
+    assert r"\cmidrule(lr){3-4}\cmidrule(lr){5-6}" in text
+    assert text.index(r"\toprule") < text.index(r"\cmidrule") < text.index(r"\bottomrule")
+    assert not set("|") & set(text)
+    assert r"CIL & -- & \multicolumn{2}{c}{60.00} & \multicolumn{2}{c}{70.00} \\" in text
+    msp = r"MSP & 1.00 & \underline{\textbf{67.77 $\pm$ 0.25}} & 88.00 & 70.00$\dagger$ & $-$1.00 \\"
     assert msp in text
-    assert r"energy & 2.00 & \textbf{66.50} & -- & \underline{71.00} & +2.50 \\" in text
-    assert text.index("energy") < text.index("Average")
+    assert r"Energy & 2.00 & \textbf{66.50} & -- & \underline{71.00} & +2.50 \\" in text
+    assert text.index("Energy") < text.index("Average")
     assert r"\caption{a title}" in text
     assert "a note" in text
+
+
+def test_no_table_of_latex_is_wider_than_the_text() -> None:
+    """Many columns are cut, and each tabular stands in a box that is at most as wide as a line."""
+    columns = [Column("detector", label=True), *(Column(str(i), "icarl") for i in range(30))]
+    lines = [[words("msp"), *[Cell(12.34, 5.67)] * 30]]
+    text = Table("t", "t", columns, [Block(lines)], []).latex()
+    check_latex(text)
+    kinds = re.findall(r"\\begin{tabular}{@{}l(r+)@{}}", text)
+    assert sum(map(len, kinds)) == 30
+    assert max(map(len, kinds)) <= 8
+    box = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{\begin{tabular}"
+    assert text.count(box) == text.count("end{tabular}}") == len(kinds)
+    labels = re.findall(r"\\label{(.*?)}", text)
+    assert len(set(labels)) == len(kinds)
+
+
+@pytest.mark.parametrize(("name", "printed"), [("icarl", "iCaRL"), ("wa@mine", "WA@mine"), ("foo", "foo")])
+def test_latex_has_the_names_of_papers(name: str, printed: str) -> None:
+    """Notes, CSV and other formats keep the names that commands take."""
+    columns = [Column("detector", label=True), Column("AUC↑", name)]
+    made = Table("t", f"b, {name}: x", columns, [Block([[words("fdbd@a"), Cell(1.0)]])], [], cil=name)
+    assert f"b, {printed}: x" in made.latex()
+    assert rf"\multicolumn{{1}}{{c}}{{{printed}}}" in made.latex()
+    assert "fDBD@a & 1.00" in made.latex()
+    assert name in made.csv()
+    assert "fdbd@a" in made.csv()
+
+
+def test_csv_has_the_number_of_seeds_of_each_line() -> None:
+    lines = [
+        [words("msp"), Cell(1.0, 0.1, seeds=3), Cell(2.0, seeds=3)],
+        [words("ash"), Cell(1.0, seeds=1), Cell(2.0, 0.1, seeds=3)],
+        [words("none"), Cell(), Cell()],
+    ]
+    columns = [Column("detector", label=True), Column("a"), Column("b")]
+    head, *saved = csv.reader(io.StringIO(Table("t", "t", columns, [Block(lines)], [], seeds=3).csv()))
+    assert head[-1] == "seeds"
+    assert [line[-1] for line in saved] == ["3 of 3", "1 to 3 of 3", ""]
 
 
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), min_size=1))

@@ -62,6 +62,8 @@ def _load_all(plugins: list[str] | None) -> list[str] | None:
 benchmark_names = completing(lambda: import_module("opencil.config").list_benchmarks())
 dataset_names = completing(DATASETS.names)
 detector_names = completing(lambda: [*DETECTORS.names(), *DETECTORS.groups()], several=True)
+cil_names = completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True)
+metric_names = completing(METRICS.names, several=True)
 table_names = completing(lambda: [*import_module("opencil.report.tables").KINDS, "all"], several=True)
 
 #: Flags of several commands.
@@ -88,7 +90,8 @@ _PANELS = {
     "Where": {
         "data_root": ("place.data_root", "DIR", "", "Folder of your downloads."),
         "runs": ("place.runs", "DIR", "runs", "Folder that runs are stored in."),
-        "tensorboard": ("place.tensorboard", "DIR", "", "Write training curves for TensorBoard there."),
+        "log": ("place.log", "A,B", "", "Loggers: tensorboard, wandb, mlflow."),
+        "tensorboard": ("place.tensorboard", "DIR", "", "Folder of --log tensorboard, which it implies."),
     },
     "How": {
         "device": ("place.device", "NAME", "auto", "auto, cpu, gpu, cuda:1, mps …; cuda:0,cuda:1 are two."),
@@ -103,9 +106,10 @@ _PANELS = {
 _KEYS = {name: row[0] for flags in _PANELS.values() for name, row in flags.items()}
 _COMPLETE = {
     "benchmark": benchmark_names,
-    "cil": completing(lambda: [*LEARNERS.names(), *LEARNERS.groups()], several=True),
+    "cil": cil_names,
     "detector": detector_names,
-    "metric": completing(METRICS.names, several=True),
+    "metric": metric_names,
+    "log": completing(lambda: ("tensorboard", "wandb", "mlflow"), several=True),
     "device": completing(lambda: import_module("opencil.engine.device").present_devices()),
     "precision": completing(lambda: ("bf16", "tf32", "fp32")),
     "launcher": completing(lambda: ("local", "ray")),
@@ -167,6 +171,8 @@ def _resolve(given: dict[str, Any]) -> "Config":
         value: Any = text
         if name in _YML:
             value = load(_YML[name].format(text), f"--{name.replace('_', '-')} {text!r}")
+        elif name == "log":
+            value = names("--log", text)
         elif name in ("cil", "detector"):
             value = dict.fromkeys(names(f"--{name}", text))
         values = merge(values, nest(_KEYS[name].split("."), value))

@@ -1,5 +1,6 @@
 """``opencil report``: tables, figures and a page of stored or published runs, from their rows alone."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -8,7 +9,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opencil.cli.flags import PLUGIN, RUNS, Plugins, detector_names, names, option, switch, table_names
+from opencil.cli.flags import (
+    PLUGIN,
+    RUNS,
+    Plugins,
+    cil_names,
+    detector_names,
+    metric_names,
+    names,
+    option,
+    switch,
+    table_names,
+)
 from opencil.cli.guard import importing
 from opencil.cli.screen import problems
 from opencil.errors import BadInput, OpenCILError, check_known
@@ -23,6 +35,13 @@ def report(
     folders: list[Path] = RUNS,
     table: str | None = option(
         "A,B|all", "Tables: summary (the default), main, distance, dataset, ablation.", complete=table_names
+    ),
+    detector: str | None = option(
+        "A,B", "Detectors to show: names, patterns or groups.", show_default="all", complete=detector_names
+    ),
+    cil: str | None = option("A,B", "CIL methods to show.", show_default="all", complete=cil_names),
+    metric: str | None = option(
+        "A,B", "Metrics of tables.", show_default="each table's own", complete=metric_names
     ),
     form: Literal["terminal", "markdown", "csv", "latex"] = option(
         None, "What to print the tables as.", "terminal", "--format"
@@ -53,7 +72,7 @@ def report(
     with importing():
         from opencil.plugins import describe_missing
         from opencil.report.figures.chosen import Choice
-        from opencil.report.order import ALL_SHOWN, Top
+        from opencil.report.order import ALL_SHOWN, Top, select_names
         from opencil.report.tables import KINDS
         from opencil.report.writing import chosen_tables, watch_runs, write_page, write_report
         from opencil.runs.reading import read_study
@@ -79,6 +98,13 @@ def report(
     if study.rows.empty:
         why = "".join(f"\n  {problem}" for problem in study.problems)
         raise BadInput(f"none of {len(study.runs)} runs has a finished step yet{why}")
+    chosen = names("--detector", detector), names("--cil", cil), tuple(names("--metric", metric))
+    detectors = select_names("detector", chosen[0], study.rows)
+    study = study.select(select_names("cil", chosen[1], study.rows), detectors)
+    if study.rows.empty:
+        raise BadInput(f"--cil {cil} has no rows with --detector {detector}")
+    if shown is None and (chosen[0] or chosen[1]):  # names that were asked for are all shown
+        choice = replace(choice, top=Top(None if chosen[0] else 16, None if chosen[1] else 8))
     choice.top.check(study.rows)
     drawn: list[Figure] = []
     if html or figures or out:
@@ -87,7 +113,14 @@ def report(
         drawn = list(draw(study, choice))
     limit = {"csv": ALL_SHOWN, "terminal": choice.top}.get(form, shown or ALL_SHOWN)
     made = chosen_tables(
-        study, kinds, compare=compare, statistics=ranked, baseline=baseline, extra=extra, top=limit
+        study,
+        kinds,
+        compare=compare,
+        statistics=ranked,
+        baseline=baseline,
+        extra=extra,
+        top=limit,
+        metrics=chosen[2],
     )
     if form == "terminal":
         show(Console(), made)
@@ -101,7 +134,7 @@ def report(
         write_page(study, html, drawn)
         say(f"report: {html}")
     if out:
-        write_report(study, out, drawn, baseline, extra, shown or ALL_SHOWN)
+        write_report(study, out, drawn, baseline, extra, shown or ALL_SHOWN, chosen[2])
         say(f"report: {out}")
     if study.problems:
         raise OpenCILError("\n  ".join(["damaged or lost, so left out of what is shown:", *study.problems]))

@@ -101,9 +101,9 @@ def _carry_out(
     from opencil.report.writing import shorten_tables
     from opencil.runs.events import Failed, Lost
     from opencil.runs.launch import execute
+    from opencil.runs.loggers import logging
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
-    from opencil.runs.tensorboard import training_curves
 
     if not is_first_rank():  # rank 0 shows what all of them do
         if not dry_run and planned(config):  # else rank 0 says so and leaves: it is not to be waited for
@@ -123,7 +123,7 @@ def _carry_out(
         print_note(opening(ahead, runs))
     shown = progress(problems, len(ahead.runs), quiet)
     events = closing(execute(config, planned))  # an interrupt checkpoints the runs at once
-    with training_curves(config.place.tensorboard) as write, shown as advance, events as happening:
+    with logging(config.place) as write, shown as advance, events as happening:
         for event in happening:
             if interrupts.seen:  # native code swallowed the exception, or a run failed of it
                 raise KeyboardInterrupt

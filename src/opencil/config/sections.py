@@ -137,7 +137,8 @@ class PlaceConfig(Values):
     address: str | None = None  #: of the Ray cluster: $RAY_ADDRESS, or the cluster of this machine
     rank_seconds: Positive = 600.0  #: how long ranks of torchrun wait for one that does not answer
     only_deterministic: bool = False  #: refuse operations without a deterministic implementation
-    tensorboard: str | None = None  #: folder for training curves; needs the extra of that name
+    log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()  #: loggers; each needs its extra
+    tensorboard: str | None = None  #: folder of that logger, which it also asks for
 
     def __post_init__(self) -> None:
         for name in ("data_root", "cache", "runs", "tensorboard"):
@@ -151,6 +152,11 @@ class PlaceConfig(Values):
             raise BadInput(f"device = {shown(self.device)} is not allowed with ray: auto, gpu and cpu are")
         if self.address is not None and self.launcher != "ray":
             raise BadInput(f"address = {shown(self.address)} is for launcher = ray alone")
+
+    @property
+    def loggers(self) -> list[str]:
+        """Return the names of the loggers."""
+        return list(dict.fromkeys([*self.log, *["tensorboard"] * (self.tensorboard is not None)]))
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -44,6 +44,27 @@ def _accuracy_shifted(shifted_correct: Tensor) -> Tensor:
     return shifted_correct.double().mean()
 
 
+def _share_of_new(id_logits: Tensor, tasks: Tensor, chosen: Tensor) -> Tensor | None:
+    """Return the share of chosen test images, bool [N], whose largest logit is a new class's."""
+    new = tasks == tasks.max()
+    if new.all() or not chosen.any():
+        return None
+    return new[id_logits.argmax(dim=1)][chosen].double().mean()
+
+
+@_metric("Old as new", lower_is_better=True, standard=False)
+def _old_as_new(id_logits: Tensor, tasks: Tensor, old: Tensor) -> Tensor | None:
+    """Return the share of test images of old classes whose largest logit is a new class's."""
+    return _share_of_new(id_logits, tasks, old)
+
+
+@_metric("New as old", lower_is_better=True, standard=False)
+def _new_as_old(id_logits: Tensor, tasks: Tensor, new: Tensor) -> Tensor | None:
+    """Return the share of test images of new classes whose largest logit is an old class's."""
+    share = _share_of_new(id_logits, tasks, new)
+    return None if share is None else 1 - share
+
+
 # Of detection:
 @_metric("AUC", tables="all")
 def _auc(ranking: Ranking) -> Tensor:

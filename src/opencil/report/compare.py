@@ -35,10 +35,12 @@ _CELL = ["cil", "detector", "metric", "place"]
 _NONE = [Cell()] * 3
 
 
-def comparison_tables(study: Study, kinds: Sequence[Kind] = ("main",)) -> list[Table]:
+def comparison_tables(
+    study: Study, kinds: Sequence[Kind] = ("main",), metrics: tuple[str, ...] = ()
+) -> list[Table]:
     """Return ours beside the paper's, then how far they agree, for each benchmark and k of the paper."""
     made: list[Table] = []
-    for outcome in results(study):
+    for outcome in results(study, metrics):
         cells, data = compare(outcome), data_notes(outcome)
         compared = [table for kind in kinds for table in _tables_of_kind(outcome, cells, kind, data)]
         if compared and cells["flagged"].any():
@@ -72,8 +74,8 @@ def compare(outcome: Outcome) -> pd.DataFrame:
     here = (every["benchmark"] == outcome.benchmark) & (every["k"] == outcome.k)
     cells = every.loc[here, [*_CELL, "paper", "recomputed", "flagged"]].reset_index(drop=True)
     ours = [outcome.of(*cell) for cell in cells[_CELL].itertuples(index=False, name=None)]
-    values = [(average.value, average.std) for average in ours]
-    cells = cells.join(pd.DataFrame(values, columns=["ours", "std"], dtype=float))
+    values = [(average.value, average.std, average.seeds) for average in ours]
+    cells = cells.join(pd.DataFrame(values, columns=["ours", "std", "seeds"], dtype=float))
     counts = ~cells["flagged"] & ~cells["place"].isin(_other_splits(outcome))
     return cells.assign(difference=(cells["ours"] - cells["paper"]).where(counts))
 
@@ -138,7 +140,7 @@ def _side_by_side(
     """Make a table of the detectors that both have, in blocks; an ablation has the paper's order."""
     by_cell = {
         tuple(cell[key] for key in _CELL): [
-            Cell(cell["ours"], cell["std"]),
+            Cell(cell["ours"], cell["std"], seeds=int(cell["seeds"])),
             Cell(cell["paper"], flag=_FLAG * cell["flagged"]),
             Cell(cell["difference"], signed=True),
         ]

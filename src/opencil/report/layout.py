@@ -15,6 +15,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from opencil.files import file_name
+from opencil.report.order import print_cil, print_detector
 
 #: The ending of the files of each format, which is a method of ``Table``.
 ENDINGS = {"markdown": "md", "csv": "csv", "latex": "tex"}
@@ -26,6 +27,10 @@ _MARKS = "¹ best, ² second, ³ third (.*)[.]"  #: a note, and below for LaTeX,
 _STYLED_MARKS = r"Bold and underlined: best \1; bold: second; underlined: third."
 _NUMBER = r"[+-]?\d+(\.\d*)?"  # a text of this form is no formula
 _PAGE = 8  # columns of numbers with deviations in the width of a page
+_COLUMN = 5  # columns in the width of a column of two
+_PACKAGES = r"In the preamble: \usepackage{booktabs,graphicx}"
+#: The width of what follows, or that of the text if this is less, so that no table is overfull.
+_FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Cell:
     bounded: bool = False  #: write a p below the last digit as "< 0.0001", not as 0
     flag: str = ""  #: set behind the number; explained in the notes
     span: int = 1  #: number of covered columns; 0 for a cell that another one covers
+    seeds: int = 0  #: number of seeds that it is a mean over; 0 if it is none
 
     def __post_init__(self) -> None:
         for name in ("value", "std"):
@@ -107,6 +113,7 @@ class Table:
     notes: list[str]
     missing: list[str] = field(default_factory=list)  #: sentences on unfinished, damaged or lost runs
     cil: str = ""  #: the CIL method of all its lines, if there is only one
+    seeds: int = 0  #: number of seeds that were planned; 0 if its cells are no means over seeds
 
     @property
     def lines(self) -> list[list[Cell]]:
@@ -227,45 +234,76 @@ class Table:
             deviations = ["" if cell.std is None else f"{cell.std:.6g}" for cell in cells]
             if any(deviations):
                 columns.append([f"{heading} std", *deviations])
+        if self.seeds and any(cell.seeds for line in self.lines for cell in line):
+            columns.append(["seeds", *map(self._describe_seeds, self.lines)])
         if self.missing:  # on every line, so that a selection of lines carries it too
             columns.append(["missing", *[_csv(" ".join(self.missing))] * len(self.lines)])
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
         return file.getvalue()
 
+    def _describe_seeds(self, line: list[Cell]) -> str:
+        """Return the number of seeds of a line's cells: ``1 of 3``, or ``1 to 3 of 3`` where they differ."""
+        counts = sorted({cell.seeds for cell in line if cell.seeds})
+        return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} of {self.seeds}" if counts else ""
+
+    def _print_names(self) -> "Table":
+        """Return the table with names of methods as papers write them; notes keep those of commands."""
+        printers = {CIL: print_cil, DETECTOR: print_detector}
+        of = {i: printers[column] for i, column in enumerate(self.columns) if column in printers}
+
+        def written(lines: list[list[Cell]]) -> list[list[Cell]]:
+            return [
+                [replace(c, words=of[i](c.words)) if i in of else c for i, c in enumerate(line)]
+                for line in lines
+            ]
+
+        blocks = [replace(b, lines=written(b.lines), foot=written(b.foot)) for b in self.blocks]
+        columns = [replace(column, group=print_cil(column.group)) for column in self.columns]
+        title = self.title.replace(f", {self.cil}:", f", {print_cil(self.cil)}:") if self.cil else self.title
+        return replace(self, title=title, columns=columns, blocks=blocks)
+
     def latex(self) -> str:
-        """Return the table as LaTeX floats that need no package; a table wider than a page is cut."""
-        parts = self.fitting(lambda part: sum(not column.label for column in part.columns) <= _PAGE)
-        floats = []
+        """Return the table as LaTeX floats, for the packages booktabs and graphicx.
+
+        A table of too many columns is cut, and what is still wider than the text is scaled down to it.
+        """
+        whole = self._print_names()
+        parts = whole.fitting(lambda part: sum(not column.label for column in part.columns) <= _PAGE)
+        label, floats = re.sub("[^a-zA-Z0-9.@+-]+", "-", self.file), [f"% {_PACKAGES}"]
         for i, part in enumerate(parts, start=1):
-            title = _latex(self.title + f" ({i} of {len(parts)})" * (len(parts) > 1))
-            floats += [r"\begin{table}", r"\centering", rf"\caption{{{title}}}"]
-            floats += [r"\scriptsize\setlength{\tabcolsep}{2pt}", *part._tabular()]
+            title = _latex(whole.title + f" ({i} of {len(parts)})" * (len(parts) > 1))
+            name = "table*" if len(part.columns) > _COLUMN else "table"
+            floats += [rf"\begin{{{name}}}[t]", r"\centering", rf"\caption{{{title}}}"]
+            floats += [rf"\label{{tab:{label}{f'-{i}' * (i > 1)}}}", r"\small"]
+            floats += [_FIT + "{" + "\n".join(part._tabular()) + "}"]
             if i == len(parts):
                 notes = " ".join(_latex(re.sub(_MARKS, _STYLED_MARKS, note)) for note in self.remarks)
                 floats += [r"\par\smallskip", rf"{{\footnotesize\raggedright {notes}\par}}"]
-            floats += [r"\end{table}", ""]
+            floats += [rf"\end{{{name}}}", ""]
         return "\n".join(floats)
 
     def _tabular(self) -> list[str]:
-        groups = [(group, list(part)) for group, part in groupby(self.columns, key=lambda c: c.group)]
-        # "l|rr|rr": a rule before each group.
-        kinds = ["".join("l" if column.label else "r" for column in part) for _, part in groups]
-        lines = [rf"\begin{{tabular}}{{{'|'.join(kinds)}}}", r"\hline"]
-        if any(group for group, _ in groups):
-            last = groups[-1][1]
-            spans = [_latex_span(_latex(group), len(part), part is last) for group, part in groups]
-            lines.append(" & ".join(spans) + r" \\")
-        lines += [" & ".join(_latex(column.name) for column in self.columns) + r" \\", r"\hline"]
+        kinds = "".join("l" if column.label else "r" for column in self.columns)
+        lines = [rf"\begin{{tabular}}{{@{{}}{kinds}@{{}}}}", r"\toprule"]
+        if any(column.group for column in self.columns):
+            heads, rules, at = list[str](), list[str](), 1
+            for group, part in groupby(self.columns, key=lambda column: column.group):
+                size = len(list(part))
+                heads += [_latex_span(_latex(group), size)] if group else [""] * size
+                rules += [rf"\cmidrule(lr){{{at}-{at + size - 1}}}"] * bool(group)
+                at += size
+            lines += [" & ".join(heads) + r" \\", "".join(rules)]
+        lines.append(" & ".join(_latex(column.name) for column in self.columns) + r" \\")
         for block in self.blocks:
+            lines.append(r"\midrule")
             if block.title:
                 bold = rf"\textbf{{\textit{{{_latex(block.title)}}}}}"
                 lines.append(rf"\multicolumn{{{len(self.columns)}}}{{l}}{{{bold}}} \\")
             lines += [_latex_line(cells) for cells in block.lines]
-            if block.foot:
-                lines += [r"\hline", *(_latex_line(cells) for cells in block.foot)]
-            lines.append(r"\hline")
-        return [*lines, r"\end{tabular}"]
+            lines += [r"\midrule"] * bool(block.lines and block.foot)
+            lines += [_latex_line(cells) for cells in block.foot]
+        return [*lines, r"\bottomrule", r"\end{tabular}"]
 
 
 def _draw_column(column: Column, leads: bool, cells: list[Cell]) -> tuple[Text, list[Text]]:
@@ -321,14 +359,14 @@ def _latex(text: str) -> str:
 
 
 def _latex_line(cells: list[Cell]) -> str:
-    parts, shown = [], [cell for cell in cells if cell.span]
-    for cell in shown:
+    parts = []
+    for cell in (cell for cell in cells if cell.span):
         text = _latex(cell.text if cell.value is None else cell.text.replace("-", "−"))
         text = _LATEX_STYLES[cell.rank].format(text)
-        parts.append(_latex_span(text, cell.span, cell is shown[-1]) if cell.span > 1 else text)
+        parts.append(_latex_span(text, cell.span) if cell.span > 1 else text)
     return " & ".join(parts) + r" \\"
 
 
-def _latex_span(text: str, columns: int, last: bool) -> str:
-    """Return text over several columns, with a rule behind it but for the last."""
-    return rf"\multicolumn{{{columns}}}{{{'c' if last else 'c|'}}}{{{text}}}"
+def _latex_span(text: str, columns: int) -> str:
+    """Return text over several columns."""
+    return rf"\multicolumn{{{columns}}}{{c}}{{{text}}}"

@@ -1,7 +1,9 @@
 """Order methods as the paper does, detectors by family, and select the best of many for display."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
@@ -11,7 +13,7 @@ from opencil.data.roles import OOD_ROLES
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of, metrics, table_metrics
 from opencil.published import OOD, published_results
-from opencil.registry import DETECTORS, LEARNERS
+from opencil.registry import DETECTORS, LEARNERS, Registry
 from opencil.report.averages import is_ood
 
 #: The blocks of a table, in the paper's order.
@@ -25,6 +27,21 @@ Kind = Literal["detector", "cil"]
 def method(name: str) -> str:
     """Return the method of a name that may carry a label: ``ber`` for ``ber@nter``."""
     return name.partition("@")[0]
+
+
+def print_cil(text: str) -> str:
+    """Return a text that begins with the name of a CIL method as papers write it: ``iCaRL FPR``."""
+    return _print_name(LEARNERS, text)
+
+
+def print_detector(text: str) -> str:
+    """Return a text that begins with the name of a detector as papers write it: ``fDBD``."""
+    return _print_name(DETECTORS, text)
+
+
+def _print_name(registry: Registry[Any], text: str) -> str:
+    name = re.split("[@ ]", text, maxsplit=1)[0]
+    return registry.entry(name).title + text[len(name) :] if name in registry.names() else text
 
 
 def is_labelled(name: str) -> bool:
@@ -76,6 +93,19 @@ def sort_metrics(names: Iterable[str]) -> list[str]:
 def _sort(names: Iterable[str], first: list[str]) -> list[str]:
     places = {name: place for place, name in enumerate(first)}
     return sorted(set(names), key=lambda name: (places.get(method(name), len(first)), name))
+
+
+def select_names(kind: Kind, wanted: Iterable[str], rows: pd.DataFrame) -> list[str]:
+    """Return the names of rows that are wanted by name, pattern (``ber*``) or group (``post-hoc``)."""
+    present = sorted(set(rows[kind].unique()) - {""})
+    groups, found = (DETECTORS if kind == "detector" else LEARNERS).groups(), list[str]()
+    for one in wanted:
+        members = groups.get(one, ())
+        fitting = [name for name in present if fnmatchcase(name, one) or method(name) in members]
+        if not fitting:
+            raise unknown(f"{kind} in these rows", one, present)
+        found += fitting
+    return list(dict.fromkeys(found))
 
 
 @cache

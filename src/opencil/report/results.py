@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from opencil.data.roles import ALL, OOD_ROLES
-from opencil.evaluation.metric import table_metrics
+from opencil.evaluation.metric import Tables, table_metrics
 from opencil.report.averages import average_datasets, average_seeds, average_steps, is_ood, list_megabytes
 from opencil.report.layout import Cell, Table, list_note
 from opencil.report.order import sort_cil, sort_datasets, sort_detectors
@@ -28,9 +28,15 @@ class Outcome:
     """Averages over the finished runs of one benchmark and k, and the list of unfinished runs."""
 
     def __init__(
-        self, study: Study, benchmark: str, k: int | str, rows: pd.DataFrame, megabytes: pd.DataFrame
+        self,
+        study: Study,
+        benchmark: str,
+        k: int | str,
+        rows: pd.DataFrame,
+        megabytes: pd.DataFrame,
+        chosen: tuple[str, ...] = (),
     ) -> None:
-        self.benchmark, self.k = benchmark, k
+        self.benchmark, self.k, self._chosen = benchmark, k, chosen
         rows, megabytes = (
             table[(table["benchmark"] == benchmark) & (table["k"] == k)] for table in (rows, megabytes)
         )
@@ -42,6 +48,8 @@ class Outcome:
         done = dict.fromkeys(planned, 0) | _count_steps(rows)
         self.cil = sort_cil(cil for cil, _, _ in done)
         self.detectors = sort_detectors(name for _, _, name in done if name)
+        #: number of seeds of any of its runs, finished or not
+        self.planned_seeds = len({seed for _, seed, _ in done})
         #: steps of unfinished detectors, by CIL method, seed and detector
         self.behind = {key: number for key, number in done.items() if number < self.steps}
         finished = pd.DataFrame([key for key in done if key not in self.behind], columns=_METHOD)
@@ -56,10 +64,8 @@ class Outcome:
         values = values.assign(value=100 * values["value"])
         #: cil, seed, detector, metric, place, value; of finished runs, in percent
         self.per_seed = values[[*_METHOD, "metric", "place", "value"]]
-        table = average_seeds(values, _PLACE).set_index(_PLACE)
-        #: means over seeds in percent and numbers of seeds, by CIL method, detector, metric and place
-        self.averages = make_cells(table)
-        self.seeds: dict[Any, int] = dict(zip(table.index, table["seeds"].tolist(), strict=True))
+        #: means over seeds in percent, by CIL method, detector, metric and place
+        self.averages = make_cells(average_seeds(values, _PLACE).set_index(_PLACE))
         last = megabytes[megabytes["step"] == self.steps].groupby("cil")[["model", "memory"]].mean()
         #: MB of model and memory after the last step, by CIL method
         self.kept = {cil: (model, memory) for cil, model, memory in last.itertuples(name=None)}
@@ -79,6 +85,10 @@ class Outcome:
         """Return the datasets of every finished run, over which near, far and all are."""
         return {name: distance for name, distance in self.datasets.items() if name not in self.partial}
 
+    def metrics(self, *tables: Tables) -> list[str]:
+        """Return the metrics that were chosen, or else those that some tables show unasked."""
+        return list(self._chosen) or table_metrics(*tables)
+
     def of(self, cil: str, detector: str, metric: str, place: str) -> Cell:
         """Return an average, without a value where no run is finished."""
         return self.averages.get((cil, detector, metric, place), Cell())
@@ -90,7 +100,7 @@ class Outcome:
         if not means or None in means:
             return Cell()
         by_seed = self._by_seed[cil, metric, place][names].dropna().mean(axis=1)
-        return Cell(sum(filter(None, means)) / len(means), by_seed.std())
+        return Cell(sum(filter(None, means)) / len(means), by_seed.std(), seeds=len(by_seed))
 
     @cached_property
     def _by_seed(self) -> dict[Any, pd.DataFrame]:
@@ -108,14 +118,15 @@ class Outcome:
         of = f", {table.cil}" if table.cil else ""
         missing = self.missing(averaged=averaged, of=[table.cil] if table.cil else None)
         name, title = f"{table.name}-{self.name}", f"{self.title}{of}: {table.title}"
-        return replace(table, name=name, title=title, missing=missing)
+        return replace(table, name=name, title=title, missing=missing, seeds=self.planned_seeds)
 
     def basis(self) -> list[str]:
         """Return notes on datasets, steps and seeds of the averages; ``missing`` names missing runs."""
-        seeds = max(self.seeds.values(), default=0)
+        seeds = max((cell.seeds for cell in self.averages.values()), default=0)
         splits = {d: [name for name, far in self.averaged.items() if far == d] for d in OOD_ROLES}
         named = "; ".join(f"{distance}: {', '.join(names)}" for distance, names in splits.items() if names)
-        first = f"Percent: mean over OOD datasets ({named or 'none'}), {describe_steps(self.steps, seeds)}."
+        of_all = describe_steps(self.steps, seeds, self.planned_seeds)
+        first = f"Percent: mean over OOD datasets ({named or 'none'}), {of_all}."
         fewer = list_note("Over fewer seeds, so with care", self._fewer_seeds(seeds), "; ")
         return [first, *self.uneven(), *self.mixture(), *fewer]
 
@@ -167,10 +178,10 @@ class Outcome:
     def _fewer_seeds(self, seeds: int) -> list[str]:
         """Return the CIL methods and detectors that have fewer seeds than others."""
         fewer: dict[tuple[str, int], list[str]] = {}
-        headline = table_metrics("all")[0]
+        headline = self.metrics("all")[0]
         for cil, detector in product(self.cil, ["", *self.detectors]):
             key = (cil, detector, headline, ALL) if detector else (cil, "", "accuracy", "")
-            if (number := self.seeds.get(key, seeds)) < seeds:
+            if (number := self.averages[key].seeds if key in self.averages else seeds) < seeds:
                 fewer.setdefault((cil, number), []).append(detector)
         return [f"{cil}, {number} of {seeds} ({self._list(names)})" for (cil, number), names in fewer.items()]
 
@@ -181,17 +192,22 @@ class Outcome:
 
 
 @lru_cache(maxsize=2)  # all tables, figures and pages of a report ask for the same
-def results(study: Study) -> list[Outcome]:
-    """Return the results for each benchmark and k; the easier first steps of unfinished runs do not count."""
-    metrics = ["accuracy", *table_metrics("all", "near-far")]
-    rows = study.rows[study.rows["metric"].isin(metrics) & (study.rows["task"] == 0)]
+def results(study: Study, metrics: tuple[str, ...] = ()) -> list[Outcome]:
+    """Return the results for each benchmark and k; the easier first steps of unfinished runs do not count.
+
+    ``metrics`` are those that tables show, by default the standard ones.
+    """
+    shown = ["accuracy", *table_metrics("all", "near-far"), *metrics]
+    rows = study.rows[study.rows["metric"].isin(shown) & (study.rows["task"] == 0)]
     megabytes = list_megabytes(study.rows)
-    return [Outcome(study, *setting, rows, megabytes) for setting in settings_of(rows)]
+    return [Outcome(study, *setting, rows, megabytes, metrics) for setting in settings_of(rows)]
 
 
-def make_cells(averages: pd.DataFrame) -> dict[Any, Cell]:
-    """Return means with their deviations as cells, by index."""
-    return dict(zip(averages.index, map(Cell, averages["mean"], averages["std"]), strict=True))
+def make_cells(averages: pd.DataFrame, factor: float = 1) -> dict[Any, Cell]:
+    """Return means times a factor, with their deviations and numbers of seeds, as cells by index."""
+    numbers = zip(factor * averages["mean"], factor * averages["std"], averages["seeds"], strict=True)
+    cells = (Cell(mean, std, seeds=int(seeds)) for mean, std, seeds in numbers)
+    return dict(zip(averages.index, cells, strict=True))
 
 
 def note_partial(effect: str, partial: dict[str, list[str]]) -> list[str]:
@@ -236,10 +252,10 @@ def _count_steps(rows: pd.DataFrame) -> dict[tuple[str, int, str], int]:
     return steps
 
 
-def describe_steps(steps: int, seeds: int) -> str:
+def describe_steps(steps: int, seeds: int, planned: int) -> str:
     """Return the numbers of steps and seeds that averages are over, in words."""
     deviation = " (± standard deviation)" if seeds > 1 else ""
-    return f"then over {count(steps, 'step')}, then over {count(seeds, 'seed')}{deviation}"
+    return f"then over {count(steps, 'step')}, then over {seeds} of {count(planned, 'seed')}{deviation}"
 
 
 def count(number: int, noun: str) -> str:

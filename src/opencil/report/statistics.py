@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from opencil.errors import unknown
-from opencil.evaluation.metric import metric_of, table_metrics
+from opencil.evaluation.metric import metric_of
 from opencil.report.averages import is_ood
 from opencil.report.layout import DETECTOR, Block, Cell, Column, Table, list_note, words
 from opencil.report.order import is_labelled, method, sort_cil
@@ -97,7 +97,9 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
+def statistics_tables(
+    study: Study, baseline: str | None = None, metrics: tuple[str, ...] = ()
+) -> list[Table]:
     """Return a table of ranked detectors for each benchmark, k and main metric.
 
     Only finished runs count; variants of detectors and CIL models do not. Differences are from ``baseline``,
@@ -109,13 +111,13 @@ def statistics_tables(study: Study, baseline: str | None = None) -> list[Table]:
         raise unknown("detector", baseline, known)
     plain = rows[rows["detector"].isin(known) & is_ood(rows)]
     made = []
-    for outcome in results(study):
+    for outcome in results(study, metrics):
         finished = outcome.select_finished(plain)
         names = sort_cil(finished["cil"].unique())
         variants = [name for name in names if is_labelled(name) and method(name) in names]
         finished = finished[~finished["cil"].isin(variants)]
         total = len(finished[_UNIT].drop_duplicates())
-        for metric in table_metrics("all"):
+        for metric in outcome.metrics("all"):
             cells = cell_matrix(finished, metric)
             if min(cells.shape) > 1:
                 made.append(_table(outcome, cells, total, metric, baseline, variants))

@@ -47,21 +47,24 @@ _LABELLED = (
 )
 
 
-def tables(kind: Kind, study: Study, extra: bool = False) -> list[Table]:
-    """Return all tables of a kind, for each benchmark and k; ``extra`` is for the summary."""
+def tables(kind: Kind, study: Study, extra: bool = False, metrics: tuple[str, ...] = ()) -> list[Table]:
+    """Return all tables of a kind, for each benchmark and k; ``extra`` is for the summary.
+
+    ``metrics`` replace the metrics that a table has by default.
+    """
     if kind == "summary":
-        return summaries(study, extra)
+        return summaries(study, extra, metrics)
     make = _ablation_tables if kind == "ablation" else partial(_tables_by_family, kind)
-    return [table for outcome in results(study) if outcome.datasets for table in make(outcome)]
+    return [table for outcome in results(study, metrics) if outcome.datasets for table in make(outcome)]
 
 
 def columns_of(kind: Kind, outcome: Outcome, methods: list[str]) -> list[dict[Column, Key]]:
     """Return the columns of each table of a kind: one, one for each metric, or one for each CIL method."""
-    main = table_metrics("all")
+    main = outcome.metrics("all")
     if kind == "main":
         return [{Column(metric_of(m).column, cil): (cil, m, ALL) for cil in methods for m in main}]
     if kind == "distance":  # metrics that should be low come last
-        names = sorted(table_metrics("all", "near-far"), key=lambda name: metric_of(name).lower_is_better)
+        names = sorted(outcome.metrics("all", "near-far"), key=lambda name: metric_of(name).lower_is_better)
         return [{Column(role, cil): (cil, m, role) for cil in methods for role in OOD_ROLES} for m in names]
     places = [(f"{distance} {name}", dataset_place(name)) for name, distance in outcome.datasets.items()]
     return [
@@ -100,7 +103,7 @@ def _ablation_tables(outcome: Outcome) -> list[Table]:
             if any(map(is_labelled, names)):
                 lines = _rank(lines, [metric for _, metric, _ in columns.values()], [True] * len(lines))
                 notes = [*outcome.basis(), *_differing_values(names, own, outcome.runs), _MARKS]
-                notes += [metric_of(m).sentence for m in table_metrics("all")]
+                notes += [metric_of(m).sentence for m in outcome.metrics("all")]
                 name, title, heads = f"ablation-{own}-{cil}", f"ablation of {own}", [DETECTOR, *columns]
                 made.append(outcome.complete(Table(name, title, heads, [Block(lines)], notes, cil=cil)))
     return made
@@ -186,12 +189,16 @@ def _rank(lines: list[list[Cell]], metrics: list[str], competes: list[bool]) -> 
     return ranked
 
 
-def summaries(study: Study, extra: bool = False) -> list[Table]:
-    """Return the CIL models and their detectors, finished or not; ``extra`` adds flipped FPR and AP."""
+def summaries(study: Study, extra: bool = False, chosen: tuple[str, ...] = ()) -> list[Table]:
+    """Return the CIL models and their detectors, finished or not; ``extra`` adds flipped FPR and AP.
+
+    ``chosen`` metrics replace all others.
+    """
     rows = study.rows
     present = set(rows.loc[(rows["detector"] != "") & (rows["task"] == 0), "metric"].unique())
     asked_for = [name for name in sort_metrics(present) if not metric_of(name).standard]
-    metrics = [*table_metrics("all", "near-far"), *(table_metrics("extra") if extra else ()), *asked_for]
+    standard = [*table_metrics("all", "near-far"), *(table_metrics("extra") if extra else ()), *asked_for]
+    metrics = list(chosen) or standard
     models = dict(list(average_models(rows).groupby(["benchmark", "k"])))
     shifted = [m.name for m in all_metrics().values() if m.reads_shifted and not m.of_model]
     shown = rows[rows["metric"].isin(["accuracy", *metrics, *shifted])]  # some others begin at step 2
@@ -201,7 +208,7 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
     continual = pd.concat([every[later].assign(place=""), average_tasks(rows)])
     over_steps = dict(list(continual.groupby(["benchmark", "k"])))
     made = []
-    for outcome in results(study):
+    for outcome in results(study, chosen):
         key = (outcome.benchmark, outcome.k)
         if key in models:
             made.append(_accuracy_table(models[key], outcome))
@@ -212,7 +219,7 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
         notes = [*outcome.mixture(), *note_partial(effect, partial)]
         title = "OOD detection"
         made.append(_summary("summary", title, averages[key], metrics, notes, outcome))
-        if of_shift := [name for name in shifted if (averages[key]["metric"] == name).any()]:
+        if of_shift := not chosen and [name for name in shifted if (averages[key]["metric"] == name).any()]:
             title = f"{title} under covariate shift"
             made.append(_summary("shifted", title, averages[key], of_shift, notes, outcome))
         if key in over_steps:
@@ -225,7 +232,7 @@ def summaries(study: Study, extra: bool = False) -> list[Table]:
 
 def _accuracy_table(averages: pd.DataFrame, outcome: Outcome) -> Table:
     """Make the table of the CIL models themselves."""
-    cells, kept = make_cells(averages.set_index(["cil", "metric"])[["mean", "std"]] * 100), bool(outcome.kept)
+    cells, kept = make_cells(averages.set_index(["cil", "metric"]), 100), bool(outcome.kept)
     known = ["average accuracy", "last accuracy", "forgetting", "backward transfer"]
     others = sorted(m for m in averages["metric"].unique() if m not in known and m.startswith("average "))
     metrics = [metric for metric in [*known, *others] if metric in set(averages["metric"])]
@@ -249,7 +256,7 @@ def _summary(
     name: str, title: str, averages: pd.DataFrame, metrics: list[str], more: list[str], outcome: Outcome
 ) -> Table:
     """Make a table of some metrics of the detectors on each CIL model."""
-    cells = make_cells(averages.set_index(["cil", "detector", "metric", "place"])[["mean", "std"]] * 100)
+    cells = make_cells(averages.set_index(["cil", "detector", "metric", "place"]), 100)
     measured = averages[averages["detector"] != ""]
     # A metric of ID images alone has one value, not one for each split of the OOD sets.
     alone = set(measured.loc[measured["place"] == "", "metric"])
@@ -274,7 +281,9 @@ def _summary(
     heads = [(metric_of(m).column, place) for m, place in shown]
     columns = [CIL, DETECTOR, Column("acc↑"), *(Column(p or m, m if p else "") for m, p in heads)]
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
-    basis = f"Percent: mean over the datasets of a split, {describe_steps(*counts.max())}."
+    basis = (
+        f"Percent: mean over the datasets of a split, {describe_steps(*counts.max(), outcome.planned_seeds)}."
+    )
     fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
     notes = [" ".join([basis, *fewer]), *more]
     if marked:

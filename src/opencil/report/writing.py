@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from opencil.errors import BadInput, OpenCILError
+import pandas as pd
+
+from opencil.errors import BadInput, OpenCILError, check_known
 from opencil.files import write_text
+from opencil.report.averages import is_ood
 from opencil.report.compare import COMPARED, comparison_tables, incomparable, survey_tables
 from opencil.report.layout import ENDINGS, Table
-from opencil.report.order import ALL_SHOWN, Top
+from opencil.report.order import ALL_SHOWN, Top, sort_metrics
 from opencil.report.statistics import statistics_tables
 from opencil.report.tables import KINDS, Kind, tables
 from opencil.study.study import Study, write_study
@@ -28,27 +31,34 @@ def chosen_tables(
     baseline: str | None = None,
     extra: bool = False,
     top: Top = ALL_SHOWN,
+    metrics: tuple[str, ...] = (),
 ) -> list[Table]:
     """Return tables, comparisons and statistics; an empty kind is an error, unless all are asked for."""
     made: list[Table] = []
+    check_known("metric of detectors in these rows", metrics, list_metrics(study.rows))
     for kind in kinds:
-        of_kind = tables(kind, study, extra)
+        of_kind = tables(kind, study, extra, metrics)
         if not of_kind and set(kinds) != set(KINDS):
             detector = "detector@label" if kind == "ablation" else "detector"
             raise BadInput(f"there is no table {kind!r} to show: no {detector} has been evaluated yet")
         made += of_kind if kind == "ablation" else shorten_tables(of_kind, study, top)
     if compare:
         asked = [kind for kind in kinds if kind in COMPARED] or ["main"]
-        beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked)
+        beside = survey_tables(study) if compare == "survey" else comparison_tables(study, asked, metrics)
         if not beside:
             raise incomparable(study, compare)
         made += beside
     if statistics:
-        ranked = statistics_tables(study, baseline)
+        ranked = statistics_tables(study, baseline, metrics)
         if not ranked:
             raise BadInput("statistics need two detectors, finished on the same runs, steps and OOD datasets")
         made += shorten_tables(ranked, study, top)
     return made
+
+
+def list_metrics(rows: pd.DataFrame) -> list[str]:
+    """Return the metrics of detectors on OOD sets that rows have."""
+    return sort_metrics(rows.loc[is_ood(rows), "metric"].unique())
 
 
 def shorten_tables(tables: Sequence[Table], study: Study, top: Top) -> list[Table]:
@@ -91,13 +101,14 @@ def write_report(
     baseline: str | None = None,
     extra: bool = False,
     top: Top = ALL_SHOWN,
+    metrics: tuple[str, ...] = (),
 ) -> None:
     """Write a study with all its tables, figures and page into a folder; ``top`` does not limit CSV."""
     write_study(study, folder)
-    survey, statistics = survey_tables(study), statistics_tables(study, baseline)
-    many = [table for kind in KINDS if kind != "ablation" for table in tables(kind, study, extra)]
+    survey, statistics = survey_tables(study), statistics_tables(study, baseline, metrics)
+    many = [table for kind in KINDS if kind != "ablation" for table in tables(kind, study, extra, metrics)]
     many += statistics
-    few = [*tables("ablation", study), *comparison_tables(study, COMPARED), *survey]
+    few = [*tables("ablation", study, metrics=metrics), *comparison_tables(study, COMPARED, metrics), *survey]
     short = [*shorten_tables(many, study, top), *few]
     for form, ending in ENDINGS.items():
         for table in [*many, *few] if form == "csv" else short:

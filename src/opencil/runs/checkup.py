@@ -26,7 +26,9 @@ from opencil.runs.provenance import device_name
 #: Optional packages, and their use.
 OPTIONAL = {
     "triton": "kernels of ours on a GPU",
-    "tensorboard": "training curves (--tensorboard)",
+    "tensorboard": "curves of runs (--log tensorboard)",
+    "wandb": "curves of runs (--log wandb)",
+    "mlflow-skinny": "curves of runs (--log mlflow)",
     "timm": "the backbones of timm (backbone: {name: timm})",
     "ray": "a grid on a cluster (--launcher ray)",
 }
@@ -51,7 +53,7 @@ def checkup(data_root: str | None = None, runs: str = "runs") -> Iterator[Findin
     yield Finding("versions", "python", f"{platform.python_version()} on {platform.platform(terse=True)}")
     yield Finding("versions", "torch", f"{torch.__version__}, {_BUILT}")
     for package, use in OPTIONAL.items():
-        found = version(package) if find_spec(package) else f"not installed ({use})"
+        found = version(package) if find_spec(package.removesuffix("-skinny")) else f"not installed ({use})"
         yield Finding("versions", package, found)
     yield _check_plugins()
     yield from _check_devices()

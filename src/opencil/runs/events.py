@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opencil.engine.arithmetic import refused_operation
 from opencil.engine.loop import Progress
@@ -37,12 +37,22 @@ class Training(Event):
 
 
 @dataclass(frozen=True)
+class Trained(Event):
+    """A step's model is stored; ``values`` are its metrics on the test images of all classes seen."""
+
+    step: int
+    steps: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
-    """A detector's rows of a step are stored."""
+    """A detector's rows of a step are stored; ``values`` are means of metrics over its OOD sets."""
 
     step: int
     steps: int
     detector: str
+    values: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def do_runs(
 
     Trainings are sent now and then, and at the end of every epoch where curves are drawn.
     """
-    sent, every_epoch = 0.0, config.place.tensorboard is not None
+    sent, every_epoch = 0.0, bool(config.place.loggers)
     try:
         for plugin in plugins:
             load_plugin(plugin)

@@ -8,22 +8,24 @@
 import time
 from collections.abc import Generator
 from contextlib import suppress
+from statistics import fmean
 
 import pandas as pd
 
 from opencil.cil.learner import Task
 from opencil.data.benchmark import BenchmarkData
-from opencil.data.roles import FUTURE
+from opencil.data.roles import FUTURE, OOD_ROLES
 from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.ranks import LostRank, agree, from_first
 from opencil.errors import BadInput, no_exits
+from opencil.evaluation.metric import table_metrics
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
 from opencil.registry import DETECTORS
 from opencil.runs.checkpoints import Checkpoints
-from opencil.runs.events import Evaluated, Event, Training, describe_failures
+from opencil.runs.events import Evaluated, Event, Trained, Training, describe_failures
 from opencil.runs.protocol import Protocol
 from opencil.runs.provenance import describe_arithmetic, describe_maker
 from opencil.runs.spec import RunSpec
@@ -73,6 +75,8 @@ def run(
             add_rows(this, step, info, "", found)
             stored.save_info(info)
             this.cache_step(step, memory, from_first(dict, info))
+            of_all = {one.metric: one.value for one in found if not (one.ood or one.task)}
+            yield Trained(spec, step.number, step.steps, of_all)
         stored.remove_checkpoint()  # also where a kill has left it
 
         # Measure it with the detectors that have no rows yet.
@@ -114,19 +118,30 @@ def evaluate(
         for name in [name for name in detectors if name not in problems]:
             try:
                 with no_exits(LostRank):
-                    add_rows(this, step, info, name, protocol.measure_detector(detectors[name], outputs))
+                    found = protocol.measure_detector(detectors[name], outputs)
+                    add_rows(this, step, info, name, found)
             except Exception as error:  # the other detectors go on
                 problems[name] = error
                 continue
             if time.monotonic() - saved > checkpoint_seconds:
                 stored.save_info(info)
                 saved = time.monotonic()
-            yield Evaluated(spec, step.number, step.steps, name)
+            means = {f"{metric}/{name}": mean for metric, mean in average_ood(this, found).items()}
+            yield Evaluated(spec, step.number, step.steps, name, means)
     finally:
         this.save_statistics()
         add_seconds(info, "evaluation", started)
         stored.save_info(info)
     return problems
+
+
+def average_ood(this: Run, measured: list[Measurement]) -> dict[str, float]:
+    """Return the mean over OOD sets of each main metric, for logs."""
+    found: dict[str, list[float]] = {name: [] for name in table_metrics("all")}
+    for one in measured:
+        if one.metric in found and not one.task and this.data.roles.get(one.ood) in OOD_ROLES:
+            found[one.metric].append(one.value)
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def begin_step(this: Run, step: Step) -> Task:

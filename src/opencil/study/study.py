@@ -5,8 +5,8 @@ FOLDER`` writes it. Reports show nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,17 @@ class Study:
             for file, why in run.get("left_out", {}).items()
         ]
         return [*whole, *parts]
+
+    def select(self, cil: Collection[str] = (), detectors: Collection[str] = ()) -> "Study":
+        """Return the rows and records of some CIL methods and detectors; empty: all of them."""
+        rows, runs = self.rows, self.runs
+        if cil:
+            rows, runs = rows[rows["cil"].isin(cil)], [run for run in runs if run["cil"] in cil]
+        if detectors:
+            rows = rows[rows["detector"].isin(["", *detectors])]
+            kept = [{n: steps for n, steps in run["detectors"].items() if n in detectors} for run in runs]
+            runs = [{**run, "detectors": names} for run, names in zip(runs, kept, strict=True)]
+        return replace(self, rows=rows, runs=runs)
 
     @property
     def finished(self) -> bool:

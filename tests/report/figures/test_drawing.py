@@ -24,6 +24,7 @@ from tests.report.common import deviation, mean
 
 Rows = Callable[..., pd.DataFrame]
 DETECTORS = ("msp", "energy", "gen", "odin", "klm")
+DETECTORS_PRINTED = dict(zip(DETECTORS, ("MSP", "Energy", "GEN", "ODIN", "KLM"), strict=True))
 FOUR = ("msp", "energy", "odin", "gen")  # the representative ones, then others in the paper's order
 
 
@@ -122,32 +123,93 @@ def test_1c_is_the_confidence_of_ood_predicted_into_each_task_after_the_last_ste
         assert list(line.get_ydata()) == pytest.approx(expected, nan_ok=True)
 
 
-def test_every_baseline_is_a_point(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
-    figure = pictures["b-k2-accuracy-auc"]
-    by_model = {str(line.get_label()): line for line in lines(panel(figure))}
-    assert set(by_model) == {"icarl", "wa", "joint"}
+def test_each_model_is_a_point_under_its_best_detector(
+    rows: pd.DataFrame, pictures: dict[str, Figure]
+) -> None:
+    """A large point for the mean and a small one for each seed: nothing stands in a stripe."""
+    legend = panel(pictures["b-k2-accuracy-auc"]).get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    found = lines(panel(pictures["b-k2-accuracy-auc"]))
     whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
-    best = set()
-    for cil, line in by_model.items():
+    printed = {"icarl": "iCaRL", "wa": "WA", "joint": "Joint"}
+    for i, (cil, model) in enumerate(printed.items()):
         averages = {d: mean(auc(rows, cil, d)) for d in DETECTORS}
-        best.add(max(averages, key=lambda name: averages[name]))
-        assert list(line.get_ydata()) == pytest.approx(sorted(averages.values()))
-        assert list(line.get_xdata()) == pytest.approx([100 * mean(naive(whole, cil=cil))] * 5)
-    assert texts(figure) == best
+        best = max(averages, key=lambda name: averages[name])
+        assert names[i] == f"{model}: {DETECTORS_PRINTED[best]}"
+        seeds, middle = found[2 * i], found[2 * i + 1]
+        values = [100 * v for v in naive(rows[rows["task"] == 0], cil=cil, detector=best, metric="auc")]
+        assert list(seeds.get_ydata()) == pytest.approx(values)
+        assert list(seeds.get_xdata()) == pytest.approx([100 * v for v in naive(whole, cil=cil)])
+        assert middle.get_ydata()[0] == pytest.approx(mean(values))
+        assert middle.get_xdata()[0] == pytest.approx(100 * mean(naive(whole, cil=cil)))
+        assert middle.get_markersize() > seeds.get_markersize()
 
 
-def test_files_are_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_detector_with_fewer_seeds_is_not_the_best(rows: pd.DataFrame) -> None:
+    one = rows["detector"].eq("klm") & rows["metric"].eq("auc")
+    rows = rows.assign(value=rows["value"].where(~one, 0.99))
+    found = {}
+    for name, part in (("three", rows), ("one", rows[~rows["detector"].eq("klm") | rows["seed"].eq(0)])):
+        legend = panel(drawn(part)["b-k2-accuracy-auc"]).get_legend()
+        assert legend is not None
+        found[name] = {text.get_text().partition(": ")[2] for text in legend.get_texts()}
+    assert found["three"] == {"KLM"}
+    assert "KLM" not in found["one"]
+
+
+def test_the_accuracy_of_every_model_after_each_step(rows: pd.DataFrame, pictures: dict[str, Figure]) -> None:
+    axes = panel(pictures["b-k2-accuracy"])
+    whole = rows[(rows["task"] == 0) & (rows["detector"] == "") & (rows["metric"] == "accuracy")]
+    for line, cil in zip(lines(axes)[:3], ("icarl", "wa", "joint"), strict=True):
+        expected = [100 * mean(naive(whole, cil=cil, step=step)) for step in (1, 2, 3, 4)]
+        assert list(line.get_ydata()) == pytest.approx(expected)
+    assert len([c for c in axes.collections if isinstance(c, PolyCollection)]) == 3, "bands"
+    assert texts(pictures["b-k2-accuracy"]) == {"iCaRL", "WA", "Joint"}
+
+
+def test_old_and_new_classes_confused_after_the_last_step(rows: pd.DataFrame) -> None:
+    accuracy = rows[(rows["detector"] == "") & (rows["metric"] == "accuracy") & (rows["task"] == 0)]
+    rows = pd.concat([rows, *(accuracy.assign(metric=m) for m in ("old_as_new", "new_as_old"))])
+    rows["value"] = rows["value"].where(rows["metric"] != "new_as_old", rows["value"] / 2)
+    axes = drawn(rows)["b-k2-confusion"].picture.axes
+    assert [panel.get_title(loc="left") for panel in axes] == ["iCaRL", "WA", "Joint"]
+    for panel_, cil in zip(axes, ("icarl", "wa", "joint"), strict=True):
+        share = 100 * mean(naive(accuracy, cil=cil, step=4))
+        expected = [[100 - share, share], [share / 2, 100 - share / 2]]
+        assert np.asarray(panel_.images[0].get_array()) == pytest.approx(np.array(expected))
+
+
+def test_every_figure_says_of_how_many_seeds_it_is(rows: pd.DataFrame, tmp_path: Path) -> None:
+    """In letters that are seen: the last line of the picture has ink, and there is none above it."""
+    rows = rows[(rows["cil"] != "wa") | (rows["seed"] == 1)]
+    found = drawn(rows)
+    below = {name: figure.picture.texts[-1].get_text() for name, figure in found.items()}
+    assert below["b-k2-accuracy"] == "3 of 3 seeds; WA 1."
+    assert below["b-k2-old-new-wa"] == below["b-k2-fig1b-wa"] == "1 of 3 seeds."
+    assert all("of 3 seeds" in text for text in below.values())
+    for figure in found.values():
+        figure.save(tmp_path)
+        with Image.open(tmp_path / f"{figure.about.name}.png") as image:
+            pixels = np.asarray(image.convert("L"))
+        assert (pixels[-24:] < 200).any(), figure.about.name  # 0.12 inches
+        assert (pixels[-27:-24] > 200).all(), figure.about.name
+
+
+def test_files_are_pdf_png_and_svg_and_the_same_each_time(rows: pd.DataFrame, tmp_path: Path) -> None:
     rows = rows[rows["cil"] == "icarl"]
     for part, name in ((rows, "a"), (rows.sample(frac=1, random_state=1), "b")):
         for figure in figures(Study(part)):
             figure.save(tmp_path / name)
     saved, again = (sorted((tmp_path / name).iterdir()) for name in ("a", "b"))
     assert [path.read_bytes() for path in saved] == [path.read_bytes() for path in again]
-    assert [path.suffix for path in saved] == [".png", ".svg"] * 7
+    assert [path.suffix for path in saved] == [".pdf", ".png", ".svg"] * 8
     for path in saved:
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert image.info["dpi"] == pytest.approx((200, 200), abs=1)
+        elif path.suffix == ".pdf":
+            assert path.read_bytes().startswith(b"%PDF-")
         else:
             assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 

@@ -8,9 +8,17 @@ import pandas as pd
 from opencil.data.roles import ALL, FUTURE
 from opencil.evaluation.metric import metric_of, table_metrics
 from opencil.files import file_name
-from opencil.report.averages import average_datasets, average_rows, select_longest
-from opencil.report.order import Top, sort_cil, sort_datasets, sort_detectors
-from opencil.report.results import Outcome
+from opencil.report.averages import average_datasets, select_longest
+from opencil.report.order import (
+    Top,
+    is_labelled,
+    print_cil,
+    print_detector,
+    sort_cil,
+    sort_datasets,
+    sort_detectors,
+)
+from opencil.report.results import Outcome, count
 
 #: Detectors drawn first by default: the softmax baseline, the score that all fine-tuned heads share,
 #: the detector of the paper's Fig. 3a, and the paper's own method.
@@ -18,6 +26,8 @@ _SIDE_BY_SIDE = ("msp", "energy", "regmix", "ber")
 _UNDER_ONE = ("regmix", "energy", "msp")
 _CONFIDENCE = ("msp",)
 REFERENCE = "joint"  #: the CIL model drawn beside the others
+#: Shares of old test images predicted as new classes, and of new ones as old.
+CONFUSED = ("old_as_new", "new_as_old")
 _SPREAD = ["mean", "std", "low", "high", "seeds"]
 
 #: Curves by name: mean, deviation, band (low, high) and number of seeds, indexed by step or task.
@@ -43,7 +53,7 @@ class About:
     title: str
     heading: str
     caption: str
-    missing: str  #: runs that are unfinished, damaged or lost; written below it too
+    below: str  #: written below it: number of seeds; runs that are unfinished, damaged or lost
 
 
 class Group:
@@ -67,27 +77,30 @@ class Group:
         self.cils = [cil for cil in sort_cil(choice.top.select(rows, "cil")) if cil != REFERENCE]
         shown = choice.top.describe(rows, ["cil"])
         self.note = f" The best by mean AUC, {shown}; all: --top all." if shown else ""
-        metrics = ["accuracy", self.metric, f"{self.metric}_old", f"{self.metric}_new"]
+        metrics = ["accuracy", *CONFUSED, self.metric, f"{self.metric}_old", f"{self.metric}_new"]
         per_step = average_datasets(rows[rows["metric"].isin(metrics)])
         per_step = per_step[per_step["place"].isin(["", ALL])]
         self._curves = _average_seeds(per_step, ["cil", "detector", "metric"], ["step"])
-        averages = average_rows(rows[rows["metric"].isin(metrics[:2])])
-        #: averages over steps and seeds, in percent
-        self.averages = averages[averages["place"].isin(["", ALL])].assign(mean=100 * averages["mean"])
         of_tasks = rows[(rows["metric"] == "confidence") & (rows["detector"] == self.scorer)]
         of_tasks = of_tasks[of_tasks["distance"] != FUTURE]
         self.confidence = _average_seeds(of_tasks, ["cil"], ["ood", "step", "task"])
         distances = of_tasks[["ood", "distance"]].drop_duplicates().itertuples(index=False, name=None)
         self.oods = [name for name in sort_datasets(outcome.benchmark, dict(distances)) if name]
-        self.score = f"mean score of {short(self.scorer)}"  #: the label of its axis
+        self.score = f"mean score of {short(print_detector(self.scorer))}"  #: the label of its axis
 
-    def about(self, kind: str, cil: str, title: str, caption: str, heading: str = "") -> About:
-        """Return the texts of a figure, with the runs that it lacks; by default the title is its heading."""
-        heading = heading or title.partition(" · ")[2].replace(cil, short(cil))
+    def about(
+        self, kind: str, cil: str, title: str, caption: str, lines: Lines, heading: str = "", note: str = ""
+    ) -> About:
+        """Return the texts of a figure, with its seeds and the runs that it lacks.
+
+        By default the title is its heading; a ``note`` ends the caption.
+        """
+        heading = heading or title.partition(" · ")[2].replace(print_cil(cil), short(print_cil(cil)))
         name = file_name("-".join(filter(None, (self.outcome.name, kind, cil))))
-        missing = " ".join(self.outcome.missing(averaged=True, of=[cil, REFERENCE] if cil else None))
+        seeds = count_seeds(lines, self.outcome.planned_seeds)
+        below = " ".join([seeds, *self.outcome.missing(averaged=True, of=[cil, REFERENCE] if cil else None)])
         place = self.outcome.benchmark, self.outcome.k, cil
-        return About(name, *place, title, heading, f"{caption} {missing}".strip(), missing)
+        return About(name, *place, title, heading, f"{caption} {note}{below}", below)
 
     def curve(self, cil: str, detector: str, metric: str) -> pd.DataFrame:
         """Return mean, deviation and band in percent, indexed by step; a band ends at 0 and 100."""
@@ -97,8 +110,27 @@ class Group:
 
     def side_by_side(self, cil: str) -> Lines:
         """Return the curves of the detectors side by side, or none if none of them has values."""
-        lines = {name: self.curve(cil, name, self.metric) for name in self.detectors}
+        lines = {print_detector(name): self.curve(cil, name, self.metric) for name in self.detectors}
         return lines if any(map(len, lines.values())) else {}
+
+    def by_model(self, detector: str, metric: str) -> Lines:
+        """Return the curves of all CIL models that have values, the reference last."""
+        lines = {cil: self.curve(cil, detector, metric) for cil in [*self.cils, REFERENCE]}
+        return {print_cil(cil): curve for cil, curve in lines.items() if len(curve)}
+
+    def find_best(self, cil: str) -> tuple[str, pd.DataFrame] | None:
+        """Return the best detector, of those with the most seeds, and its seeds' accuracies and values."""
+        every = self.outcome.per_seed[self.outcome.per_seed["cil"] == cil]
+        own = every[(every["metric"] == self.metric) & (every["place"] == ALL)]
+        values = own[~own["detector"].map(is_labelled).astype(bool)].pivot(
+            index="seed", columns="detector", values="value"
+        )
+        if values.empty:
+            return None
+        most = values.loc[:, values.count() == values.count().max()].mean()
+        best = str(most.idxmin() if metric_of(self.metric).lower_is_better else most.idxmax())
+        accuracy = every[every["metric"] == "accuracy"].set_index("seed")["value"]
+        return best, pd.DataFrame({"accuracy": accuracy, "value": values[best]}).dropna()
 
     def confidence_of(self, cil: str) -> pd.DataFrame:
         """Return the mean confidence on a CIL model, by OOD set (empty: test images), step and task."""
@@ -126,9 +158,9 @@ def list_names(lines: Iterable[str]) -> str:
     return f"{', '.join(names)} and {last}" if names else last
 
 
-def basis(lines: Lines) -> str:
-    """Return a note on the number of seeds; a range where some are unfinished."""
-    counts = pd.concat([curve["seeds"] for curve in lines.values()]).dropna()
-    few, many = int(counts.min()), int(counts.max())
-    number = f"{many}" if few == many else f"{few} to {many}"
-    return "One seed." if many == 1 else f"Mean over {number} seeds; bands: ± a standard deviation."
+def count_seeds(lines: Lines, planned: int) -> str:
+    """Return the number of seeds of some curves, and of those that have fewer: ``3 of 3 seeds; ASH 1.``"""
+    counts = {name: int(curve["seeds"].max()) for name, curve in lines.items() if len(curve)}
+    most = max(counts.values())
+    fewer = [f"{short(name)} {number}" for name, number in counts.items() if number < most]
+    return "; ".join([f"{most} of {count(planned, 'seed')}", *fewer]) + "."

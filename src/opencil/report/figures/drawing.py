@@ -6,7 +6,7 @@ it is.
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import wrap
@@ -25,7 +25,8 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 
 from opencil.errors import check_known
 from opencil.files import write, write_text
-from opencil.report.figures.chosen import REFERENCE, About, Choice, Group, Lines, basis, list_names, short
+from opencil.report.figures.chosen import CONFUSED, REFERENCE, About, Choice, Group, Lines, list_names, short
+from opencil.report.order import print_cil, print_detector
 from opencil.report.results import results
 from opencil.study.study import Study
 
@@ -54,7 +55,7 @@ def darken(colour: str) -> str:
 
 @dataclass
 class Figure:
-    """A figure with its texts; sentences on missing runs are written below the picture."""
+    """A figure with its texts; its number of seeds and missing runs are written below the picture."""
 
     about: About
     picture: Picture
@@ -62,10 +63,10 @@ class Figure:
 
     def __post_init__(self) -> None:
         width, height = self.picture.get_size_inches()
-        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.dpi_scale_trans}
-        lines = wrap(self.about.missing, int(width / _SMALL_LETTER))
+        look: Look = {"fontsize": 6, "color": "#555555", "transform": self.picture.transFigure}
+        lines = wrap(self.about.below, int(width / _SMALL_LETTER))
         for i, line in enumerate(lines):
-            self.picture.text(0.05, -_SMALL_LINE * (i + 0.8), line, **look)
+            self.picture.text(0.05 / width, -_SMALL_LINE * (i + 0.8) / height, line, **look)
         below = _SMALL_LINE * len(lines)
         self.box = Bbox.from_bounds(0, -below, width, height + below)
 
@@ -81,9 +82,11 @@ class Figure:
         return text.getvalue()
 
     def save(self, folder: Path) -> None:
-        """Write an SVG and a PNG."""
+        """Write an SVG, a PDF and a PNG."""
+        pdf: Look = {"format": "pdf", "metadata": {"CreationDate": None}}
         png: Look = {"format": "png", "dpi": _DPI, "metadata": {"Software": None}}
         write_text(folder / f"{self.about.name}.svg", self.svg)
+        write(folder / f"{self.about.name}.pdf", lambda path: self._save(path, **pdf))
         file = folder / f"{self.about.name}.png"
         write(file, lambda path: self._save(path, **png, pil_kwargs={"compress_level": 1}))
 
@@ -95,7 +98,8 @@ def figures(study: Study, choice: Choice | None = None) -> Iterator[Figure]:
     for outcome in results(study):
         group = Group(outcome, study.rows, choice)
         of_cil = (_draw_fig1a, _draw_fig1b, _draw_fig1c, _draw_fig3b, _draw_old_new)
-        drawings = [partial(draw, group) for draw in (_draw_models, _draw_baselines)]
+        of_all = (_draw_accuracy, _draw_models, _draw_baselines, _draw_confusion)
+        drawings = [partial(draw, group) for draw in of_all]
         drawings += [partial(draw, group, cil) for cil in group.cils for draw in of_cil]
         for draw in drawings:
             with matplotlib.rc_context(_STYLE):
@@ -109,15 +113,17 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
     lines, compared = group.side_by_side(cil), group.side_by_side(REFERENCE)
     if not lines:
         return None
-    title, remark = f"1a · {cil}: detectors", f"no runs of {REFERENCE} are here to compare with"
+    model, reference = print_cil(cil), print_cil(REFERENCE)
+    title, remark = f"1a · {model}: detectors", f"no runs of {reference} are here to compare with"
     if compared:
-        title = f"1a · {cil} against {REFERENCE}"
+        title = f"1a · {model} against {reference}"
         remark = "dashed: the same on a model trained on all data of all classes seen"
-    caption = f"{group.label} per step of {list_names(lines)} on {cil}; {remark}. {basis(lines)}"
-    figure = _draw_curves(group.about("fig1a", cil, title, caption), lines, group.ylabel, compared=compared)
+    caption = f"{group.label} per step of {list_names(lines)} on {model}; {remark}."
+    about = group.about("fig1a", cil, title, caption, lines)
+    figure = _draw_curves(about, lines, group.ylabel, compared=compared)
     if compared:  # in grey: colours and markers are explained at the ends of the lines
         grey: Look = {"color": "#555555", "marker": "o", "markeredgewidth": 0}
-        looks = {short(cil): grey, short(REFERENCE): grey | _COMPARED}
+        looks = {short(model): grey, short(reference): grey | _COMPARED}
         handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
         figure.picture.axes[0].legend(handles=handles, loc="best", handlelength=2.4)
     return figure
@@ -125,15 +131,53 @@ def _draw_fig1a(group: Group, cil: str) -> Figure | None:
 
 def _draw_models(group: Group) -> Figure | None:
     """Draw 3a: curves of the CIL models under one detector."""
-    detector = group.detector
-    lines = {cil: group.curve(cil, detector, group.metric) for cil in [*group.cils, REFERENCE]}
-    if not len(lines[REFERENCE]):
-        del lines[REFERENCE]
-    if not any(len(lines[cil]) for cil in group.cils):
+    detector, lines = print_detector(group.detector), group.by_model(group.detector, group.metric)
+    if not lines.keys() - {print_cil(REFERENCE)}:
         return None
-    caption = f"{group.label} per step of {list_names(lines)} under {detector}. {basis(lines)}{group.note}"
-    about = group.about("fig3a", "", f"3a · CIL models under {detector}", caption)
-    return _draw_curves(about, lines, group.ylabel, reference=REFERENCE)
+    caption = f"{group.label} per step of {list_names(lines)} under {detector}."
+    about = group.about("fig3a", "", f"3a · CIL models under {detector}", caption, lines, note=group.note)
+    return _draw_curves(about, lines, group.ylabel, reference=print_cil(REFERENCE))
+
+
+def _draw_accuracy(group: Group) -> Figure | None:
+    """Draw the accuracy of the CIL models after each step; the paper has no such figure."""
+    if not (lines := group.by_model("", "accuracy")):
+        return None
+    title = "accuracy after each step"
+    caption = f"Accuracy on the classes seen so far, of {list_names(lines)}."
+    about = group.about("accuracy", "", title, caption, lines, heading=title, note=group.note)
+    return _draw_curves(about, lines, "accuracy (%)", reference=print_cil(REFERENCE))
+
+
+def _draw_confusion(group: Group) -> Figure | None:
+    """Draw for each CIL model which share of old and of new classes it takes for which, after all steps."""
+    of_old, of_new = (group.by_model("", metric) for metric in CONFUSED)
+    last = {name: (of_old[name]["mean"], of_new[name]["mean"]) for name in of_old if name in of_new}
+    if not last:
+        return None
+    title = f"old and new classes confused, step {group.outcome.steps}"
+    caption = (
+        "Rows: test images of old and of new classes. Columns: the share of each, in percent, that is "
+        "predicted as any old and as any new class, after the last step."
+    )
+    picture = Picture(figsize=(max(_WIDTH, 0.9 + 1.05 * len(last)), 1.75))
+    drawn = picture.subplots(1, len(last), squeeze=False)[0]
+    for axes, (name, (old, new)) in zip(drawn, last.items(), strict=True):
+        old_as_new, new_as_old = old.iloc[-1], new.iloc[-1]
+        shares = np.array([[100 - old_as_new, old_as_new], [new_as_old, 100 - new_as_old]])
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+        for (row, column), value in np.ndenumerate(shares):
+            colour = "white" if value > 60 else "black"
+            axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_xticks((0, 1), ("old", "new"))
+        axes.set_yticks((0, 1), ("old", "new") if axes is drawn[0] else ("", ""))
+        axes.set(xlabel="predicted", ylabel="true" if axes is drawn[0] else "", title=short(name))
+    _frame(picture, top=0.5)
+    picture.suptitle(title, x=0.01, ha="left", fontsize=8.5)
+    return Figure(group.about("confusion", "", title, caption, of_old, title, group.note), picture)
 
 
 def _draw_fig3b(group: Group, cil: str) -> Figure | None:
@@ -141,8 +185,9 @@ def _draw_fig3b(group: Group, cil: str) -> Figure | None:
     lines, name = group.side_by_side(cil), "ACC"
     if not lines:
         return None
-    shown = f"Accuracy of {cil} ({name}, dashed) and {group.label} of {list_names(lines)}, per step."
-    about = group.about("fig3b", cil, f"3b · {cil}: accuracy and {group.label}", f"{shown} {basis(lines)}")
+    model = print_cil(cil)
+    shown = f"Accuracy of {model} ({name}, dashed) and {group.label} of {list_names(lines)}, per step."
+    about = group.about("fig3b", cil, f"3b · {model}: accuracy and {group.label}", shown, lines)
     lines[name] = group.curve(cil, "", "accuracy")
     return _draw_curves(about, lines, f"accuracy, {group.label} (%)", reference=name)
 
@@ -158,12 +203,13 @@ def _draw_fig1c(group: Group, cil: str) -> Figure | None:
     if not lines or "" not in by_ood:
         return None
     lines["test (ID)"] = by_ood[""]
+    model = print_cil(cil)
     caption = (
-        f"Mean {group.scorer} score after step {last} of {cil}: of the samples of each OOD set "
-        f"that are predicted into each task, and of each task's own test samples (dashed). {basis(lines)}"
+        f"Mean {print_detector(group.scorer)} score after step {last} of {model}: of the samples of each OOD "
+        "set that are predicted into each task, and of each task's own test samples (dashed)."
     )
-    heading = f"{short(cil)}: confidence of OOD, step {last}"
-    about = group.about("fig1c", cil, f"1c · {cil}: confidence of OOD samples", caption, heading)
+    heading = f"{short(model)}: confidence of OOD, step {last}"
+    about = group.about("fig1c", cil, f"1c · {model}: confidence of OOD samples", caption, lines, heading)
     return _draw_curves(about, lines, group.score, "task predicted into (ID: task)", reference="test (ID)")
 
 
@@ -176,6 +222,8 @@ def _draw_curves(
     compared: Lines | None = None,
 ) -> Figure:
     """Draw curves with names at their ends; ``reference`` is dashed and black, ``compared`` unnamed."""
+    if any(curve["std"].notna().any() for curve in lines.values()):
+        about = replace(about, caption=f"{about.caption} Bands: ± a standard deviation over seeds.")
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
     axes = picture.subplots()
     for i, curve in enumerate((compared or {}).values()):
@@ -194,13 +242,15 @@ def _draw_fig1b(group: Group, cil: str) -> Figure | None:
     if "" not in found.index.unique("ood"):
         return None
     found = found[found.index.get_level_values("ood") == ""].droplevel("ood")
-    seeds = int(found["seeds"].max())
-    of_seeds = f"Mean over {seeds} seeds, whose standard deviation is {found['std'].max():.2g} at most."
+    model, spread = print_cil(cil), found["std"].max()
     caption = (
-        f"Mean {group.scorer} score of {cil} on the test samples of each task: a row is a "
-        f"step, the newest task is its last cell. {of_seeds if seeds > 1 else 'One seed.'}"
+        f"Mean {print_detector(group.scorer)} score of {model} on the test samples of each task: a row is a "
+        "step, the newest task is its last cell."
     )
-    about = group.about("fig1b", cil, f"1b · {cil}: confidence on each task", caption)
+    note = "" if np.isnan(spread) else f"Standard deviations over seeds are {spread:.2g} at most. "
+    about = group.about(
+        "fig1b", cil, f"1b · {model}: confidence on each task", caption, {"": found}, note=note
+    )
     grid = found["mean"].unstack("task")
     picture = Picture(figsize=(_WIDTH, _HEIGHT))
     axes = picture.subplots()
@@ -236,14 +286,15 @@ def _draw_old_new(group: Group, cil: str) -> Figure | None:
     for name in group.detectors:
         lines = {side: group.curve(cil, name, metric) for side, metric in sides.items()}
         if any(map(len, lines.values())):
-            panels[name] = lines
+            panels[print_detector(name)] = lines
     if not panels:
         return None
     every = {f"{name} {side}": curve for name, lines in panels.items() for side, curve in lines.items()}
-    heading = f"{short(cil)}: {group.label} of old and of new classes"
+    model = print_cil(cil)
+    heading = f"{short(model)}: {group.label} of old and of new classes"
     caption = (
         f"{group.label} against OOD of the test samples of new classes alone and of old classes alone, on "
-        f"{cil}; the gap is shaded. {basis(every)}"
+        f"{model}; the gap is shaded, bands are ± a standard deviation over seeds."
     )
     picture = Picture(figsize=(1.0 + 1.55 * len(panels), 2.3))
     drawn = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -257,51 +308,40 @@ def _draw_old_new(group: Group, cil: str) -> Figure | None:
         _tick_steps(axes, lines, ticks=5)
     _label_ends(drawn[-1], lines, top=0.5)  # limits are shared: after all panels are drawn
     picture.suptitle(heading, x=0.01, ha="left", fontsize=8.5)
-    return Figure(group.about("old-new", cil, f"{cil}: old and new classes", caption, heading), picture)
+    title = f"{model}: old and new classes"
+    return Figure(group.about("old-new", cil, title, caption, every, heading), picture)
 
 
 def _draw_baselines(group: Group) -> Figure | None:
-    """Draw accuracy against the main metric: a column of points per CIL model, its best detector named."""
-    every = group.averages
-    accuracy = every[every["metric"] == "accuracy"].set_index("cil")["mean"]
-    measured = dict(list(every[every["metric"] == group.metric].groupby("cil")))
-    cils = [cil for cil in (*group.cils, REFERENCE) if cil in measured and cil in accuracy.index]
-    if not cils:
+    """Draw accuracy against the main metric: each CIL model's seeds under its best detector of all seeds."""
+    models = {cil: best for cil in [*group.cils, REFERENCE] if (best := group.find_best(cil)) is not None}
+    if not models:
         return None
-    points = {cil: measured[cil].set_index("detector")["mean"].sort_values() for cil in cils}
-    accuracy = accuracy[cils]
-    across = max(1, int(_WIDTH / (0.28 + _LETTER * max(len(short(cil)) for cil in cils))))
-    rows = -(-len(cils) // across)  # of the legend
-    picture = Picture(figsize=(_WIDTH, 3.0))
+    names = {cil: f"{print_cil(cil)}: {print_detector(best)}" for cil, (best, _) in models.items()}
+    across = max(1, int(_WIDTH / (0.28 + _LETTER * max(len(short(name)) for name in names.values()))))
+    rows = -(-len(names) // across)  # of the legend
+    picture = Picture(figsize=(_WIDTH, 2.6 + 0.18 * rows))
     axes = picture.subplots()
-    levels: list[float] = []  # of the names: the accuracy of the last name on each
-    room = 0.16 * (accuracy.max() - accuracy.min())  # for a name, about
-    for cil in sorted(cils, key=lambda cil: accuracy[cil]):
-        x, values = accuracy[cil], points[cil]
-        level = next((i for i, last in enumerate(levels) if x - last >= room), len(levels))
-        levels[level : level + 1] = [x]
-        style = _style(cils.index(cil), cil == REFERENCE)
-        style |= {"linestyle": "", "marker": style["marker"] or "*", "alpha": 0.75}
-        axes.plot([x] * len(values), values, label=short(cil), **style)
-        top = max(points[other].iloc[-1] for other in cils if other == cil or abs(accuracy[other] - x) < room)
-        above: Look = {"xytext": (0, 5 + 7 * level), "textcoords": "offset points", "ha": "center"}
-        above |= {"fontsize": 6.5, "color": darken(style["color"])}
-        axes.annotate(short(str(values.index[-1])), (x, top), **above)
-    axes.margins(x=0.18, y=0.15)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.05 * (high - low) * (len(levels) - 1))
+    for i, (cil, (_, seeds)) in enumerate(models.items()):
+        look = _style(i, cil == REFERENCE) | {"linestyle": ""}
+        look["marker"] = look["marker"] or "*"
+        axes.plot(seeds["accuracy"], seeds["value"], **look, markersize=2.2, alpha=0.6)
+        axes.plot(*seeds.mean()[["accuracy", "value"]], label=short(names[cil]), **look, markersize=6)
+    axes.margins(0.1)
     axes.set(xlabel="average accuracy (%)", ylabel=group.ylabel)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    title = f"every baseline: accuracy and {group.label}"
+    title = f"accuracy and {group.label}, best detectors"
     axes.set_title(title, pad=5 + 13 * rows)
     _frame(picture, top=0.29 + 0.18 * rows)
-    names: Look = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "ncols": min(across, len(cils))}
-    axes.legend(**names, handletextpad=0.1, columnspacing=0.8, borderaxespad=0)
+    place: Look = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.99), "ncols": across}
+    axes.legend(**place, handletextpad=0.1, columnspacing=0.8, borderaxespad=0)
     caption = (
-        f"Accuracy of each CIL model and {group.label} of each detector on it, both averaged over steps "
-        f"and seeds; the best detector of each is named.{group.note}"
+        f"Average accuracy of each CIL model and {group.label} of its best detector of those with the most "
+        "seeds; large: means, small: seeds."
     )
-    return Figure(group.about(f"accuracy-{group.metric}", "", title, caption, heading=title), picture)
+    lines = {names[cil]: seeds.assign(seeds=len(seeds)) for cil, (_, seeds) in models.items()}
+    about = group.about(f"accuracy-{group.metric}", "", title, caption, lines, title, group.note)
+    return Figure(about, picture)
 
 
 def _style(i: int, reference: bool = False) -> Look:
@@ -355,11 +395,12 @@ def _frame(picture: Picture, top: float = 0.27, right: float = 0.1) -> None:
     """Leave inches around the panels for axis labels, ticks and title; measuring text would be slow."""
     width, height = picture.get_size_inches()
     picture.subplots_adjust(0.55 / width, 0.4 / height, 1 - right / width, 1 - top / height, wspace=0.1)
-    inches = picture.dpi_scale_trans
+    whole = picture.transFigure  # what is given in inches would stay behind where a box is saved
     for i, axes in enumerate(picture.axes):
-        axes.xaxis.set_label_coords(0.5, 0.165, transform=blended_transform_factory(axes.transAxes, inches))
+        across = blended_transform_factory(axes.transAxes, whole)
+        axes.xaxis.set_label_coords(0.5, 0.165 / height, transform=across)
         if i == 0:
-            axes.yaxis.set_label_coords(0.2, 0.5, blended_transform_factory(inches, axes.transAxes))
+            axes.yaxis.set_label_coords(0.2 / width, 0.5, blended_transform_factory(whole, axes.transAxes))
 
 
 def _tick_steps(axes: Axes, lines: Lines, ticks: int = 10) -> None:
