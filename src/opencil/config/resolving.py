@@ -74,9 +74,10 @@ def resolve(
     )
     for name in config.metric:
         METRICS.entry(name)  # refuses an unknown one
-    keeping = [name for name in config.cil if LEARNERS.entry(name).make.remembers]
+    remembers = {name: getattr(LEARNERS.entry(name).make, "remembers", True) for name in LEARNERS.names()}
+    keeping = [name for name in config.cil if remembers[name.partition("@")[0]]]
     if keeping and not config.benchmark.memory:
-        others = [name for name in LEARNERS.names() if not LEARNERS.entry(name).make.remembers]
+        others = [name for name in remembers if not remembers[name]]
         why = f"{', '.join(keeping)} keep images; {', '.join(others)} do not"
         raise not_allowed("benchmark.memory", 0, why)
     grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]

@@ -319,7 +319,7 @@ class CarryingDetector(SetUpDetector):
     statistics would be of another network: there the memory is used.
     """
 
-    setup: CarryingSetup = field(default="statistics", kw_only=True)
+    setup: CarryingSetup = field(default="statistics", kw_only=True)  # type: ignore[assignment]  # a choice more than its base
 
     differs: ClassVar[str] = ""
     named: ClassVar[Labels] = {}

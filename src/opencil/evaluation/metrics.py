@@ -167,7 +167,7 @@ def _fpr_new(ranking: Ranking, new: Tensor) -> Tensor | None:
 @_metric("AUC (task)")
 def _auc_task(ranking: Ranking, id_tasks: Tensor) -> Mapping[int, float]:
     """Return the AUC of the test images of a task's classes alone against OOD."""
-    tasks: list[int] = id_tasks.unique().tolist()
+    tasks = sorted({*id_tasks.tolist()})
     values = {str(task): _auc_of(ranking, id_tasks == task) for task in tasks}
     return dict(zip(tasks, numbers(values).values(), strict=True))
 

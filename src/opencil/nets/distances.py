@@ -52,7 +52,8 @@ def class_inverse(features: Tensor, power: float, diagonal: float, rest: float) 
     spread = covariance(as_float64(signed_power(features, power)))
     for _ in range(2):
         spread = shrink(spread, diagonal, rest)
-    return torch.linalg.pinv(correlation(spread), hermitian=True)
+    inverse: Tensor = torch.linalg.pinv(correlation(spread), hermitian=True)
+    return inverse
 
 
 def signed_power(features: Tensor, power: float) -> Tensor:

@@ -281,8 +281,9 @@ def _summary(
     heads = [(metric_of(m).column, place) for m, place in shown]
     columns = [CIL, DETECTOR, Column("acc↑"), *(Column(p or m, m if p else "") for m, p in heads)]
     marked = any(cell.rank for block in blocks for line in block.lines for cell in line)
+    steps, seeds = counts.max()
     basis = (
-        f"Percent: mean over the datasets of a split, {describe_steps(*counts.max(), outcome.planned_seeds)}."
+        f"Percent: mean over the datasets of a split, {describe_steps(steps, seeds, outcome.planned_seeds)}."
     )
     fewer = _note_fewer_seeds(of_detectors["seeds"].set_axis(of_detectors.index.map(" ".join)))
     notes = [" ".join([basis, *fewer]), *more]

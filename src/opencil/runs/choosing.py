@@ -35,10 +35,10 @@ _MOST = 5_000  #: held-out images of a kind
 
 def list_choices(method: str, tried: Mapping[str, Sequence[Any]]) -> list[Choice]:
     """Return the choices to compare: no change, then every combination of values, or else the presets."""
-    combinations = [
-        reduce(merge, (nest(key.split("."), v) for key, v in zip(tried, values, strict=True)), {})
-        for values in product(*tried.values())
-    ]
+    combinations: list[Choice] = []
+    for values in product(*tried.values()):
+        parts = [nest(key.split("."), value) for key, value in zip(tried, values, strict=True)]
+        combinations.append(reduce(merge, parts, dict[str, Any]()))
     return [{}, *(combinations if tried else DETECTORS.entry(method).named.values())]
 
 
@@ -107,6 +107,7 @@ def make_preset(
         f"  {100 * mean:6.2f} {100 * least:6.2f}  {describe(choices[number])}"
         for number, mean, least in ranked.itertuples()
     ]
+    steps_of: dict[str, set[int]] = rows.groupby("run")["step"].agg(set).to_dict()  # type: ignore[assignment]
     lines = [
         f"Values of {name}, chosen by OpenCIL {__version__} (source {source_digest()})",
         f"on {datetime.now(UTC):%Y-%m-%d}: {command()}",
@@ -114,7 +115,7 @@ def make_preset(
         "No OOD set was read. Mean over runs of means over steps, and the lowest run's:",
         *compared,
         "Runs, with the checksum of their last model:",
-        *(f"  {run}, steps {sorted({*part['step']})}, {models[run]}" for run, part in rows.groupby("run")),
+        *(f"  {run}, steps {sorted(steps)}, {models[run]}" for run, steps in steps_of.items()),
     ]
     values = dict(choices[int(ranked.index[0])])
     return "".join(f"# {line}\n" for line in lines) + dump_yaml({"detector": {name: values}})

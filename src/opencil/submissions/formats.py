@@ -135,7 +135,7 @@ def eval_files(study: Study, about: Description) -> Iterator[tuple[str, str]]:
     for outcome, cil, detector, cells in _pairs(study):
         model = f"{file_name(cil)}-{file_name(detector)}"
         collection = f"opencil-{outcome.benchmark}-k{outcome.k}"
-        seeds = outcome.seeds[cil, detector, "auc", "all"]
+        seeds = cells["auc"].seeds
         log = {
             "schema_version": EVERY_EVAL_EVER,
             "evaluation_id": f"{collection}/{file_name(who)}/{model}/{about['date']}",

@@ -95,5 +95,5 @@ def _create(given: str | dict[str, Any], key: str) -> Detector:
 
 def _select(outputs: Outputs, rows: Tensor) -> Outputs:
     assert outputs.labels is not None
-    parts = outputs.features[rows], outputs.logits[rows], outputs.labels[rows]
-    return replace(outputs, **dict(zip(("features", "logits", "labels"), parts, strict=True)), inputs=None)
+    features, logits, labels = outputs.features[rows], outputs.logits[rows], outputs.labels[rows]
+    return replace(outputs, features=features, logits=logits, labels=labels, inputs=None)

@@ -80,4 +80,5 @@ class KernelPCA(SetUpDetector):
 
     def _error(self, features: Tensor) -> Tensor:
         centred = self._map(features) - self._mean
-        return (centred - (centred @ self._axes) @ self._axes.T).norm(dim=1)
+        errors: Tensor = (centred - (centred @ self._axes) @ self._axes.T).norm(dim=1)
+        return errors

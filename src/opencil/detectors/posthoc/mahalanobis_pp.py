@@ -35,5 +35,5 @@ class RelativeMahalanobisPP(RelativeMahalanobis):
     differs = _DIFFERS
     named = {"stated": {"setup": "train+"}}
 
-    setup: CarryingSetup = field(default="statistics", kw_only=True)
+    setup: CarryingSetup = field(default="statistics", kw_only=True)  # type: ignore[assignment]
     unit: bool = True

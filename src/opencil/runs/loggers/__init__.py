@@ -55,7 +55,10 @@ def logging(place: PlaceConfig) -> Iterator[Callable[[Event], None]]:
         ends = isinstance(event, Finished | Failed)
         for name, log in list(logs.get(run, {}).items()):
             try:
-                log.close(isinstance(event, Failed)) if ends else values and log.write(values, axis, at)
+                if ends:
+                    log.close(isinstance(event, Failed))
+                elif values:
+                    log.write(values, axis, at)
             except Exception as error:  # a run is worth more than its log
                 warnings.warn(f"{name} logs no more of {run}: {error}", stacklevel=2)
                 del logs[run][name]
