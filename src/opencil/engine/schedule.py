@@ -133,6 +133,8 @@ class Schedule(Values):
             raise BadInput(f"values.{key} is unknown: {name} takes {', '.join(allowed)}{hint}")
         if self.weight_decay and "weight_decay" not in takes:
             raise BadInput(f"weight_decay = {self.weight_decay} is not allowed: {name} has none; set it to 0")
+        if not self.values:
+            return
         try:
             self.create_optimiser([torch.zeros(1, 1, requires_grad=True)])
         except (TypeError, ValueError, IndexError) as error:
