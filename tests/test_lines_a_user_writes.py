@@ -209,5 +209,5 @@ def test_image_folders_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         done = CliRunner().invoke(app, [*root[1:], *more])
         assert done.exit_code == 0, done.output
     rows = opencil.read_rows("runs")
-    assert set(rows["ood"]) - {""} == {"other-birds", "scans"}
+    assert set(rows["ood"]) - {""} == {"other-birds", "scans", "future"}
     assert set(rows["step"]) == {1, 2}

@@ -55,7 +55,7 @@ def test_shifted_sets_have_rows_of_their_own(rows: pd.DataFrame) -> None:
     assert set(shifted["metric"]) == {"accuracy_shifted", "fpr_shifted"}
     assert set(shifted.loc[shifted["detector"] == "", "metric"]) == {"accuracy_shifted"}
     full = rows[rows["metric"].str.endswith("_full")]
-    assert set(full["ood"]) == {"digits-held-out", "noise"}
+    assert set(full["ood"]) == {"digits-held-out", "noise", "future"}
     assert set(full["metric"]) == {"auc_full", "fpr_full", "ap_full"}
 
 

@@ -116,7 +116,7 @@ MAY_IMPORT = {
     "plugins": {"registry", "errors", "files"},
     "registry": COMMON - {"plugins"},
     "data": COMMON,
-    "nets": COMMON | {"kernels"},
+    "nets": COMMON | {"kernels", "data"},
     "engine": COMMON | {"data", "nets"},
     "cil": MODELS,
     "detectors": MODELS,

@@ -121,14 +121,15 @@ def test_rows_are_the_documented_rows(finished: Path) -> None:
         for detector in ("energy", "msp", "relation"):
             expected |= {(step, detector, "", "", task, "confidence") for task in tasks}
             expected.add((step, detector, "corrupted", "shifted", 0, "fpr_shifted"))
-            for ood, distance in OOD.items():
+            for ood, distance in (OOD | ({"future": "future"} if step < 4 else {})).items():
                 metrics = ALWAYS if step == 1 else [*ALWAYS, "auc_old", "fpr_old"]
                 expected |= {(step, detector, ood, distance, 0, metric) for metric in metrics}
+                expected |= {(step, detector, ood, distance, task, "auc_task") for task in tasks}
     assert not rows.duplicated(subset=place).any()
     # A task without a predicted image of an OOD set has no confidence there.
     of_ood = (rows["metric"] == "confidence") & (rows["ood"] != "")
     assert set(rows[~of_ood][place].itertuples(index=False, name=None)) == expected
-    assert rows[of_ood].groupby(["step", "detector", "ood", "distance"]).ngroups == 4 * 3 * 3
+    assert rows[of_ood].groupby(["step", "detector", "ood", "distance"]).ngroups == (4 * 3 + 3) * 3
     assert not rows["value"].isna().any()
 
 

@@ -75,7 +75,7 @@ def test_stores_give_the_same_rows_and_other_images_are_refused(root: Path, pict
         for _ in opencil.execute(config(root, YML, *settings)):
             pass
         rows = opencil.read_rows(root / store)
-        assert set(rows["ood"]) == {"", "other-birds", "noise", "scans"}
+        assert set(rows["ood"]) == {"", "other-birds", "noise", "scans", "future"}
         tables.append(rows["value"].tolist())
     assert tables[0] == tables[1]
     record = parse_yaml((root / "resident/birds/k2/icarl/seed0/config.yml").read_text(), "record")[

@@ -166,7 +166,7 @@ def test_figures_runs_and_configs_are_shown(quiet: Any, pictured: Path) -> None:
     quiet.open(pictured)
     quiet.choose("k", "10")
     quiet.wait(
-        "document.images.length === 7 && [...document.images].every(i => i.complete && i.naturalWidth)"
+        "document.images.length === 8 && [...document.images].every(i => i.complete && i.naturalWidth)"
     )
     runs = quiet.evaluate("[...document.querySelectorAll('#progress tbody tr')].map(r => r.innerText)")
     assert len(runs) == 6

@@ -23,7 +23,7 @@ from opencil.validation import Fraction
 )
 @dataclass
 class BER(Mixer, EnergyTuner):
-    """Energies pushed up for mixtures of new images (NTER), and down for a slightly mixed memory (OTER)."""
+    """Energies pushed up for mixtures of new images (NTER), down for a slightly mixed memory (OTER)."""
 
     equation = (
         r"L = \text{CE}(x, y) + \text{CE}(\bar m, y_m) "

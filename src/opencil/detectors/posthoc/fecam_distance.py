@@ -28,7 +28,7 @@ from opencil.validation import NonNegative, Positive
 class FeCAMDistance(CarryingDetector):
     """Negative distance to the nearest class mean, with a shrunk correlation matrix for each class."""
 
-    title = "FeCAM's distance"
+    title = "FeCAM distance"
     equation = (
         r"S(x) = -\min_c (g(\varphi) - g(\mu_c))^\top R_c^{+} (g(\varphi) - g(\mu_c)) \\ "
         r"g(\varphi) = \frac{\varphi^{\beta}}{\|\varphi^{\beta}\|}"

@@ -21,7 +21,7 @@ from opencil.validation import NonNegative
 )
 @dataclass
 class TOOD(SetUpDetector):
-    """Largest energy of a task, in the scale of the newest task's, and its lead over the second largest."""
+    """Largest energy of a task, on one scale, plus its lead over the second largest."""
 
     family = "continual"
     equation = (
