@@ -83,6 +83,27 @@ def folders(*names: str) -> Layout:
     return Layout("class folders", names, read_class_folders, fits, inside="/<class>/<image>")
 
 
+def annotated(annotations: str, *names: str) -> Layout:
+    """Return the layout of a folder ``images`` and a file whose lines begin with a name and its class."""
+
+    def read(folder: Path) -> FileSource:
+        path = folder / annotations
+        rows = [line.split() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        if bad := [number for number, row in enumerate(rows, 1) if len(row) < 2]:
+            raise BadInput(f"{path}, line {bad[0]}: the name of an image and its class are expected")
+        classes = tuple(sorted({name for _, name, *_ in rows}))
+        present = list_folder(folder / "images")[1]
+        if absent := [file for file, *_ in rows if file not in present]:
+            raise BadInput(f"{path} names {absent[0]!r}, which is not in {folder / 'images'}")
+        labels = np.array([classes.index(name) for _, name, *_ in rows], np.int64)
+        return FileSource(labels, classes, [folder / "images" / file for file, *_ in rows])
+
+    def fits(folder: Path) -> bool:
+        return (folder / annotations).is_file()
+
+    return Layout("annotated folder", names, read, fits, inside=f"/{annotations}")
+
+
 def flat(*names: str) -> Layout:
     """Return the layout of all images in a folder, the first of some folders with images."""
 
