@@ -45,6 +45,15 @@ class Checked:
 def check_submissions(folders: Sequence[Path]) -> list[Checked]:
     """Check submissions one by one, and name those that another submitter's rows reproduce."""
     found = [check_submission(folder) for folder in folders]
+    first: dict[str, tuple[set[str], str]] = {}
+    for one in found:
+        if one.description is None or one.problems:
+            continue
+        who = one.description["submitter"]
+        for images, digests in _digests(one.description["runs"]).items():
+            others, whose = first.setdefault(images, (digests, who)) if digests else (digests, who)
+            if others != digests:
+                one.notes.append(f"{images}: other images than those of {whose}")
     for one in found:
         for other in found:
             if not one.problems and not other.problems and (note := _compare(one, other)):
@@ -104,17 +113,23 @@ def _compare_description(found: Checked, stated: Description) -> None:
         found.notes.append(
             f"its rows were made by {len(sources)} versions of the source: {', '.join(sources)}"
         )
+    digests = _digests(described)
+    found.problems += [
+        f"{key}: runs have other images" for key, several in digests.items() if len(several) > 1
+    ]
+    if unknown := sorted(key for key, several in digests.items() if not several):
+        found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+
+
+def _digests(described: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
+    """Return the known checksums of each set of images, by benchmark and set."""
     digests: dict[str, set[str]] = {}
     for name, run in described.items():
         benchmark = name.partition("/")[0]
         of_sets = {f"{benchmark}, {key}": digest for key, digest in run["data"].items()}
         for key, digest in {f"{benchmark}, images to train": run["images"], **of_sets}.items():
             digests.setdefault(key, set()).update({digest} - {""})
-    found.problems += [
-        f"{key}: runs have other images" for key, several in digests.items() if len(several) > 1
-    ]
-    if unknown := sorted(key for key, several in digests.items() if not several):
-        found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+    return digests
 
 
 def _compare_scores(found: Checked, stated: Description) -> None:

@@ -107,10 +107,13 @@ def _compare_config(run: RunRecord, other_data: Collection[str]) -> Iterator[str
 def _find_missing(run: RunRecord, rows: pd.DataFrame) -> Iterator[str]:
     """Yield the steps, sets and metrics that a run lacks, and those that it should not have."""
     benchmark, steps = run["config"]["benchmark"], range(1, (run["steps"] or 0) + 1)
-    behind = {"training": run["trained"], **run["detectors"]}
-    for name, done in behind.items():
-        if done != len(steps):
-            yield f"{name} is unfinished: {done} of {len(steps)} steps"
+    behind: dict[int, list[str]] = {}
+    for name, done in {"training": run["trained"], **run["detectors"]}.items():
+        behind.setdefault(done, []).append(name)
+    for done in sorted(behind.keys() - {len(steps)}):
+        yield f"unfinished, with {done} of {len(steps)} steps: {', '.join(behind[done])}"
+    if behind.keys() != {len(steps)}:
+        return
     roles = {name: role for role in ("near", "far") for name in benchmark[role]}
     accuracy = rows[(rows["detector"] == "") & (rows["metric"] == "accuracy") & (rows["ood"] == "")]
     wanted = {("", step, "", task, "accuracy") for step in steps for task in range(step + 1)}
