@@ -187,3 +187,12 @@ def test_set_ups_of_the_released_code(run: Path) -> None:
     assert len(batch) == opened.setting.batch_size
     assert torch.equal(batch.logits, StepOutputs(opened, step).setup("batch").logits), "drawn by the seed"
     assert outputs.scored(opened.detector("nnguide@released", 2)) is step.test
+
+
+def test_a_run_keeps_as_many_exemplars_of_every_class(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    config = tiny(tmp_path, "benchmark.memory_per_class=3", "benchmark.classes_per_step=4", detector="msp")
+    for _ in opencil.execute(config):
+        pass
+    run = opencil.open_run(tmp_path / "digits/k4/icarl/seed0")
+    counts = [[len(indices) for indices in run.memory(step).per_class] for step in (1, 2)]
+    assert counts == [[3] * 4, [3] * 8]

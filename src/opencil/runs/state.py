@@ -105,7 +105,7 @@ class Run:
         train = self.stream.train
         self.images_digest = digest_values([train.fingerprint, checksum(bytes(bytes_of(train.labels)))])
         self._infos: dict[int, Info] = {}
-        self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
+        self._memories: dict[int, Memory] = {0: spec.benchmark.empty_memory}
         self._latest: tuple[int, Model] | None = None
         #: Statistics of the classes of each step, by the name of their kind and the step's number.
         self.statistics: dict[tuple[str, int], Statistics] = {}
@@ -152,7 +152,7 @@ class Run:
         """Return the memory after a stored step; it is empty before the first."""
         if number not in self._memories:
             tensors = self._stored(number).tensors("memory.safetensors", self.info(number))
-            self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
+            self._memories[number] = self._memories[0].with_tensors(tensors)
         return self._memories[number]
 
     def latest_model(self, number: int) -> Model:
