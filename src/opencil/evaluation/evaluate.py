@@ -114,7 +114,7 @@ def compute_outputs(
     images: AnyImages | None,
     name: str,
     transform: Transform | None,
-    batch_size: int,
+    batch_size: int = 512,
     labelled: bool = True,
     given: AnyLabels | None = None,
 ) -> Outputs:
