@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 import opencil
 from opencil import BadInput
-from opencil.config import Config, config_keys, parse_yaml, resolve
+from opencil.config import BenchmarkConfig, Config, config_keys, parse_yaml, resolve
 from opencil.data.shifted import ShiftedSet
 from opencil.published import published_results
 from opencil.validation import flat, plain
@@ -369,3 +369,16 @@ def test_the_memory_is_that_of_the_step_which_leaves_it_the_fewest_images() -> N
     assert fewest(2) == 36, "6 images of each of 6 classes"
     assert fewest(4) == 40
     assert fewest("3-5") == 39
+
+
+def test_a_fixed_number_per_class_takes_the_place_of_the_total_and_the_upper_layer_wins() -> None:
+    def memory(user: dict[str, Any], flags: dict[str, Any]) -> BenchmarkConfig:
+        return resolve({"benchmark": user}, flags={"benchmark": flags}).benchmark
+
+    each, total = {"memory_per_class": 5}, {"memory": 24}
+    assert memory({}, each).fewest_kept(2) == 10, "after the first step"
+    assert [memory(each, {}).empty_memory.quota(seen) for seen in (2, 8)] == [5, 5]
+    assert memory(total, each).empty_memory.quota(8) == 5
+    assert memory(each, total).empty_memory.quota(8) == 3
+    assert opencil.resolve({"benchmark": {"memory": 0, **each}, "cil": "icarl", "detector": "msp"})
+    assert "nnguide" not in resolve(settings=["benchmark.memory_per_class=5"]).detectors_of("icarl", 2)

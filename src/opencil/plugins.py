@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opencil.errors import BadInput, nearest, not_imported, unknown
+from opencil.errors import BadInput, nearest, not_imported
 from opencil.files import checksum
 from opencil.registry import REGISTRIES, Registry, registered_by
 
@@ -160,4 +160,4 @@ def describe_missing(notes: Mapping[str, Any]) -> str:
 def require(registry: Registry[Any], name: str, notes: Mapping[str, Any]) -> None:
     """Refuse a stored run's name that is not registered here, naming the run's plugins."""
     if name.partition("@")[0] not in registry.names():
-        raise BadInput(f"{unknown(registry.kind, name, registry.names())}\n{describe_missing(notes)}".strip())
+        raise BadInput(f"{registry.refuse(name)}\n{describe_missing(notes)}".strip())

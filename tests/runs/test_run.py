@@ -19,7 +19,6 @@ import opencil
 from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Setting, Task
 from opencil.config import Config
-from opencil.data.memory import Memory
 from opencil.detectors.finetune.ber import BER
 from opencil.detectors.posthoc.msp import MSP
 from opencil.detectors.posthoc.relation import Relation
@@ -95,7 +94,7 @@ def plain_loop(config: Config) -> pd.DataFrame:
         stream.train, stream.test, data.transform, b.backbone, b.batch_size, seed, seed, config.training
     )
     shifted = {name: replace(images, labels=stream.test.labels) for name, images in data.shifted.items()}
-    memory, model, rows = Memory(b.memory), None, []
+    memory, model, rows = b.empty_memory, None, []
     (spec,) = plan(config)
     for step in stream:
         task = learner.begin(setting, step, memory, model)

@@ -11,7 +11,7 @@ from pydantic import Field
 from opencil.config.yml import dump_yaml
 from opencil.data.file_dataset import OwnDataset
 from opencil.data.images import Store
-from opencil.data.memory import quota
+from opencil.data.memory import Memory
 from opencil.data.roles import FUTURE, OOD_ROLES, Role
 from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
@@ -44,6 +44,7 @@ class BenchmarkConfig(Values):
     ood_order: Literal["permutation", "list"] = "permutation"
     datasets: dict[SetName, OwnDataset] = field(default_factory=dict)  # the user's own, by name
     shifted: dict[SetName, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
+    memory_per_class: Count | None = None  #: exemplars of each class, in place of ``memory``
 
     def __post_init__(self) -> None:
         steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
@@ -80,6 +81,11 @@ class BenchmarkConfig(Values):
         """Return the number of classes, or None where only the data can say it."""
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
 
+    @property
+    def empty_memory(self) -> Memory:
+        """Return the memory before the first step."""
+        return Memory(self.memory, fixed=self.memory_per_class)
+
     def fewest_kept(self, k: int | str) -> int:
         """Return the smallest size of the memory after any step.
 
@@ -88,7 +94,8 @@ class BenchmarkConfig(Values):
         """
         classes = self._known_classes
         seen = accumulate(StepSizes.parse(k).of(classes)) if classes else ()
-        return min((quota(self.memory, known) * known for known in seen), default=self.memory)
+        kept = (self.empty_memory.quota(known) * known for known in seen)
+        return min(kept, default=self.memory_per_class or self.memory)
 
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again once the data are read."""
@@ -97,7 +104,7 @@ class BenchmarkConfig(Values):
                 raise not_allowed("classes_per_step", k, f"1 to {classes} are, the classes of {self.id!r}")
             StepSizes.parse(k).of(classes)
         if self.memory:
-            quota(self.memory, classes)
+            self.empty_memory.quota(classes)
 
 
 @dataclass(frozen=True)

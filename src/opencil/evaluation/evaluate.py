@@ -114,7 +114,7 @@ def compute_outputs(
     images: AnyImages | None,
     name: str,
     transform: Transform | None,
-    batch_size: int,
+    batch_size: int = 512,
     labelled: bool = True,
     given: AnyLabels | None = None,
 ) -> Outputs:
@@ -168,7 +168,8 @@ def _detectors(
     found: dict[str, Detector] = {}
     for name, item in pairs:
         if isinstance(item, str):
-            name, detector = name or item, DETECTORS.create(item)
+            detector = DETECTORS.create(item)
+            name = name or detector.registered_name
         elif isinstance(item, Detector):
             name = name or item.registered_name or type(item).__name__.lower()
             detector = item if item.ready else copy.deepcopy(item)

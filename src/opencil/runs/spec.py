@@ -88,7 +88,7 @@ class RunSpec:
     def record(self) -> dict[str, Any]:
         """Return every value behind the run's result, for its stored config."""
         record: dict[str, Any] = {
-            "benchmark": plain(self.benchmark),
+            "benchmark": {key: value for key, value in plain(self.benchmark).items() if value is not None},
             "cil": {self.cil: self.values},
             "training": plain(self.training),
             "seed": plain(self.seeds),
@@ -119,9 +119,12 @@ class RunSpec:
         if not classes:
             return 1.0
         images = getattr(made, "counts", {}).get("train", _IMAGES_PER_CLASS * classes)
+        seen = 0
         for number, size in enumerate(StepSizes.parse(self.classes_per_step).of(classes)):
-            replayed = b.memory if number and learner.revisits else 0
+            kept = (b.memory_per_class or 0) * seen or b.memory
+            replayed = kept if number and learner.revisits else 0
             work += learner.effort(first=not number) * (size * (images / classes) + replayed)
+            seen += size
         return work
 
 

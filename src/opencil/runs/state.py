@@ -22,6 +22,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, Statistics, forward
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, OpenCILError, one_line
+from opencil.evaluation.evaluate import AnyImages, compute_outputs
 from opencil.files import Damaged, checksum, damaged
 from opencil.nets.create import without_weights
 from opencil.nets.model import Model
@@ -77,8 +78,11 @@ def open_run(
 class Run:
     """One run, in progress or opened again: ``spec`` is its config, ``folder`` its files.
 
-    ``stream`` has its steps, counted from 1. The model and memory of the latest step are kept in memory;
-    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates missing steps.
+    ``stream`` has its steps, counted from 1, and labels in the order of learning, as logits are; ``data`` has
+    the dataset's own labels. ``predict`` and ``classes`` return names, which are the same for both.
+
+    The model and memory of the latest step are kept in memory; others are read from the folder.
+    ``opencil.runs.run.run`` trains and evaluates missing steps.
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
@@ -105,7 +109,7 @@ class Run:
         train = self.stream.train
         self.images_digest = digest_values([train.fingerprint, checksum(bytes(bytes_of(train.labels)))])
         self._infos: dict[int, Info] = {}
-        self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
+        self._memories: dict[int, Memory] = {0: spec.benchmark.empty_memory}
         self._latest: tuple[int, Model] | None = None
         #: Statistics of the classes of each step, by the name of their kind and the step's number.
         self.statistics: dict[tuple[str, int], Statistics] = {}
@@ -145,14 +149,29 @@ class Run:
             self.latest_model(number)
 
     def model(self, number: int) -> Model:
-        """Return a copy of a stored step's model θ."""
-        return self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
+        """Return a copy of a stored step's model θ; its logits are of ``classes``, in this order."""
+        model = self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
+        model.class_names = self.stream.train.classes
+        return model
+
+    def classes(self, number: int) -> tuple[str, ...]:
+        """Return the names of the classes seen after a step, in the order of the model's logits."""
+        return self.stream.train.classes[: self.stream[number - 1].seen]
+
+    def predict(self, images: AnyImages, number: int) -> list[str]:
+        """Return the name of the class that a step's model predicts for each image.
+
+        ``images`` are those that ``opencil.evaluate`` takes.
+        """
+        model, names = self.model(number), self.classes(number)
+        outputs = compute_outputs(model, images, "images", self.data.transform, labelled=False)
+        return [names[label] for label in outputs.logits.argmax(dim=1).tolist()]
 
     def memory(self, number: int) -> Memory:
         """Return the memory after a stored step; it is empty before the first."""
         if number not in self._memories:
             tensors = self._stored(number).tensors("memory.safetensors", self.info(number))
-            self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
+            self._memories[number] = self._memories[0].with_tensors(tensors)
         return self._memories[number]
 
     def latest_model(self, number: int) -> Model:

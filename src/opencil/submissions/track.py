@@ -21,7 +21,7 @@ from opencil.validation import plain
 #: The seeds of a track: a method has the first, the first two, or all.
 SEEDS = (0, 1, 2)
 #: The values of a benchmark that a track fixes.
-_FIXED = ("id", "near", "far", "image_size", "memory", "ood_order", "datasets")
+_FIXED = ("id", "near", "far", "image_size", "memory", "memory_per_class", "ood_order", "datasets")
 
 
 def find_departures(study: Study, other_data: Collection[str] = ()) -> list[str]:
@@ -83,8 +83,8 @@ def _compare_config(run: RunRecord, other_data: Collection[str]) -> Iterator[str
         return
     fixed, seeds = _track(benchmark)
     for key in _FIXED:
-        if ours[key] != fixed[key]:
-            yield f"benchmark.{key} is {ours[key]}, and the track's is {fixed[key]}"
+        if (is_ := ours.get(key)) != fixed[key]:
+            yield f"benchmark.{key} is {is_}, and the track's is {fixed[key]}"
     for key, value in seeds.items():
         if key != "runs" and config["seed"][key] != (expected := seed if value == "run" else value):
             yield f"seed.{key} is {config['seed'][key]}, and the track's is {expected}"
