@@ -33,7 +33,7 @@ class Setting:
     images: Images
     test_images: Images
     transform: Transform
-    backbone: Named
+    backbone: Named | Backbone  #: by name and values, or one to be copied
     batch_size: int
     initialisation_seed: int
     data_seed: int
@@ -41,7 +41,9 @@ class Setting:
     single: bool = False  #: whether no step follows the first, so that nothing has to be kept for it
 
     def new_backbone(self) -> Backbone:
-        """Return a backbone with weights drawn on the CPU, or loaded from its file."""
+        """Return a backbone with weights drawn on the CPU or from its file, or a copy of the given one."""
+        if isinstance(self.backbone, Backbone):
+            return copy.deepcopy(self.backbone)
         named = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
         return create_backbone(**named)
 
@@ -105,6 +107,7 @@ class Learner(Values, ABC):
     remembers: ClassVar[bool] = True  #: whether it keeps exemplars
     revisits: ClassVar[bool] = True  #: whether it sees images of old classes again, as exemplars or otherwise
     linear: ClassVar[bool] = True  #: whether its logits are W f + b; some detectors need W and b
+    needs_images: ClassVar[bool] = False  #: whether it reads stages inside the backbone, not features alone
     beside: ClassVar[float] = 1.0  #: forward passes of other networks beside the one trained after step 1
     equation: ClassVar[str] = ""  #: the loss in LaTeX, for its page in the docs
     differs: ClassVar[str] = ""  #: differences between paper, code and this, for the same page

@@ -23,6 +23,8 @@ class MEMO(DER):
         "(`train_base`)."
     )
 
+    needs_images = True
+
     def blank(self, setting: Setting, step: Step) -> Model:
         """Return a model with the shared stages, and a last stage for each step so far."""
         shared, newest = setting.new_backbone().split()

@@ -42,6 +42,8 @@ class PODNet(Rebalanced):
     )
     named = {"pycil": {"spatial": 5.0, "tunes": "all", "balance": {"lr": 0.005, "decay": "cosine"}}}
 
+    needs_images = True
+
     train: Schedule = Schedule(epochs=160, lr=0.1, decay="cosine", weight_decay=5e-4)
     balance: Schedule = Schedule(epochs=20, lr=0.05, decay="constant", weight_decay=5e-4)
     proxies: Count = 10

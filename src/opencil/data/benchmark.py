@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opencil.data.images import Dataset, Images, ImageSet
+from opencil.data.images import Dataset, FeatureImages, Images, ImageSet
 from opencil.data.roles import SHIFTED, Role
 from opencil.data.stream import Stream
 from opencil.data.transforms import Transform
@@ -26,7 +26,7 @@ class BenchmarkData:
     test: Images
     ood: dict[str, OOD]
     transform: Transform
-    shifted: dict[str, ImageSet] = field(default_factory=dict)  #: corrupted test images
+    shifted: Mapping[str, ImageSet | FeatureImages] = field(default_factory=dict)  #: corrupted test images
 
     def __repr__(self) -> str:
         sets = ", ".join(f"{role} {name}" for name, role in self.roles.items())

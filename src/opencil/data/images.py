@@ -50,6 +50,11 @@ class Images(ABC):
         return f"{type(self).__name__}({self.name!r}: {len(self)} images of {self.side} × {self.side})"
 
     @property
+    def bytes_of_each(self) -> int:
+        """Return the bytes that a kept image takes."""
+        return 3 * self.side**2
+
+    @property
     def device(self) -> torch.device:
         """Return the device of the batches."""
         return self.labels.device
@@ -107,6 +112,40 @@ class ImageSet(Images):
     def to(self, device: torch.device) -> Self:
         """Return the same images on a device."""
         return self._with(images=self.images.to(device), labels=self.labels.to(device))
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureImages(Images):
+    """Features of a frozen network [N, D] that stand for its images: float32 batches [≤ size, D, 1, 1].
+
+    ``Untransformed`` and ``StoredFeatures`` pass them on unchanged, to the head of a model.
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor
+    fingerprint: str  #: of the images, their preprocessing and the network
+    classes: tuple[str, ...] = ()
+    side: int = field(default=1, init=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.name!r}: {self.features.shape[1]} features of {len(self)} images)"
+        )
+
+    @property
+    def bytes_of_each(self) -> int:
+        """Return the bytes that the features of a kept image take."""
+        return self.features.element_size() * self.features.shape[1]
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
+        """Yield the features at ``indices`` in their order, as images of one pixel."""
+        for rows in torch.split(move_to(indices, self.device), size):
+            yield self.features[rows][:, :, None, None]
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same features on a device."""
+        return self._with(features=self.features.to(device), labels=self.labels.to(device))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class Transform(Values):
     brightness: Fraction = 0.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"  #: of ``resize``
 
+    def varies(self, side: int) -> bool:
+        """Return whether training changes images of ``side`` × ``side`` pixels at random."""
+        return self.flip or self.brightness > 0 or (self.resize or side) + 2 * self.padding > self.crop
+
     @property
     def computes(self) -> bool:
         """Return whether statistics have to be computed from the training images."""
@@ -110,6 +114,24 @@ class Transform(Values):
         if isinstance(self.mean, str) or isinstance(self.std, str):
             raise BadInput("the transform's mean and std are not computed yet: call fit(images) first")
         return _per_channel(self.mean, device), _per_channel(self.std, device)
+
+
+@dataclass(frozen=True)
+class Untransformed(Transform):
+    """Leave images as they are, as features that stand for images are."""
+
+    mean: tuple[float, float, float] | Literal["compute"] = (0.0, 0.0, 0.0)
+    std: tuple[Positive, Positive, Positive] | Literal["compute"] = (1.0, 1.0, 1.0)
+    crop: Count = 1
+    flip: bool = False
+
+    def train(self, images: Tensor, draw: Draw) -> Tensor:
+        """Return the images."""
+        return images
+
+    def test(self, images: Tensor) -> Tensor:
+        """Return the images."""
+        return images
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

@@ -82,10 +82,10 @@ def pin_weights(named: Named) -> Named:
     return named | {"sha256": _read(named["name"], named["weights"], named.get("sha256"))[1]}
 
 
-def without_weights(named: Named) -> Named:
+def without_weights(named: Named | Backbone) -> Named | Backbone:
     """Return the backbone without its file, for a model with other weights."""
     hidden = ("weights", "sha256", "pretrained")
-    return named if isinstance(named, str) else {key: named[key] for key in named if key not in hidden}
+    return {key: named[key] for key in named if key not in hidden} if isinstance(named, dict) else named
 
 
 def checksum_weights(backbone: Backbone) -> str:

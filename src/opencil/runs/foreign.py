@@ -150,6 +150,8 @@ class Foreign(Learner):
     A reopened run has one without models, which are not stored.
     """
 
+    needs_images = True
+
     models: GivenModels | None = None
     memory: Literal["herding", "none"] | Sequence[Tensor] = "none"
     class_order: Sequence[int] | None = None  #: the dataset's labels as they were learned, if listed

@@ -67,13 +67,15 @@ def measure_accuracies(predicted: Mapping[str, Tensor], labels: Tensor, step: St
 
 
 def measure_bytes(model: Model, exemplars: int, images: Images) -> list[Measurement]:
-    """Measure the bytes after a step: the model's tensors, and three bytes per exemplar's pixel.
+    """Measure the bytes after a step: the model's tensors, and those of exemplars.
 
-    For a model from elsewhere these are its own tensors; a function has none to count.
+    The network behind stored features counts as a part of the model. For a model from elsewhere these are
+    its own tensors; a function has none to count.
     """
     tensors = [t for t in nn.Module.state_dict(model).values() if isinstance(t, Tensor)]
     of_model = sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
-    counts = of_model if tensors else None, exemplars * 3 * images.side**2
+    of_model += max((getattr(part, "network_bytes", 0) for part in model.modules()), default=0)
+    counts = of_model if tensors else None, exemplars * images.bytes_of_each
     return [
         Measurement("", name, count) for name, count in zip(KEPT, counts, strict=True) if count is not None
     ]
