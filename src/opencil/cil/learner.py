@@ -38,6 +38,7 @@ class Setting:
     initialisation_seed: int
     data_seed: int
     arithmetic: Arithmetic = FULL
+    single: bool = False  #: whether no step follows the first, so that nothing has to be kept for it
 
     def new_backbone(self) -> Backbone:
         """Return a backbone with weights drawn on the CPU or from its file, or a copy of the given one."""

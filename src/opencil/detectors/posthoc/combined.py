@@ -33,6 +33,8 @@ class Combined(CarryingDetector):
     seed: Whole = 0
 
     setup_reads = frozenset({"features", "logits", "labels"})
+    #: With one covariance for all classes, which few images suffice for and which is quick to compute.
+    named = {"shared": {"density": "mahalanobis-pp"}}
 
     def __post_init__(self) -> None:
         density, logit = _create(self.density, "density"), _create(self.logit, "logit")
