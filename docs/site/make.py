@@ -25,7 +25,7 @@ PAGES = (
     "benchmarks/README.md",
     "experiments/*.md",
     "results/README.md",
-    "results/steps.md",
+    "results/appendix.md",
     "results/field.md",
     "results/study/tables.md",
 )
