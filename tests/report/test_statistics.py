@@ -17,6 +17,7 @@ from opencil.report.statistics import (
     holm,
     nemenyi,
     rank_detectors,
+    select_best,
     signed_rank,
     statistics_tables,
 )
@@ -102,6 +103,18 @@ def naive_signed_rank(differences: list[float]) -> float:
     own = far(tuple(value > 0 for value in differences))
     every = [far(signs) >= own for signs in product((False, True), repeat=len(ranks))]
     return sum(every) / len(every)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_best_and_those_not_told_apart_from_it(lower: bool) -> None:
+    draw = np.random.default_rng(3)
+    base = draw.random(20)
+    noise = draw.normal(size=20) / 10
+    cells = pd.DataFrame(
+        {"worse": base - 0.2, "close": base - 0.01 + noise - noise.mean(), "best": base, "a bit": base - 0.01}
+    )
+    found = select_best(-cells if lower else cells, lower)
+    assert found == ["best", "close"]  # "a bit" is worse in every pair
 
 
 @pytest.mark.parametrize("shift", [-1.0, 0.0, 0.4, 2.0])

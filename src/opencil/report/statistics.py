@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opencil.data.roles import ALL
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import is_ood
@@ -95,6 +96,46 @@ def holm(p: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p))
     adjusted[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1)
     return adjusted.tolist()
+
+
+def select_best(cells: pd.DataFrame, lower_is_better: bool = False) -> list[str]:
+    """Return the best detector by its mean over cells, then those not told apart from it, best first.
+
+    Such a detector's paired difference from the best has a 95 % interval (``bootstrap``) that contains 0.
+    """
+    order = cells.mean().sort_values(ascending=lower_is_better, kind="stable").index
+    gaps = (cells[order].sub(cells[order[0]], axis=0)).to_numpy() * (1 if lower_is_better else -1)
+    return [str(name) for name, (_, low, _) in zip(order, bootstrap(gaps), strict=True) if low <= 0]
+
+
+def find_answers(outcome: Outcome, rows: pd.DataFrame, noise: float) -> dict[str, dict[str, Any]]:
+    """Return the best detectors by the headline metric on all OOD sets, for each CIL method.
+
+    ``best`` are those of ``select_best`` among finished detectors with the most seeds. ``few`` have fewer
+    seeds, and are less than ``noise`` points worse than the best on these. Each has its mean, deviation and
+    number of seeds. Variants are left out.
+    """
+    metric = metric_of(outcome.metrics("all")[0])
+    mine, found = outcome.per_seed, dict[str, dict[str, Any]]()
+    mine = mine[(mine["metric"] == metric.name) & (mine["place"] == ALL)]
+    mine = mine[~mine["detector"].map(is_labelled).astype(bool)]
+    for cil, part in mine.groupby("cil"):
+        values = part.pivot(index="seed", columns="detector", values="value")
+        most = values.columns[values.count() == values.count().max()]
+        own = rows[(rows["cil"] == cil) & rows["detector"].isin(most) & ~rows["ood"].isin(outcome.partial)]
+        best = select_best(cell_matrix(outcome.select_finished(own), metric.name), metric.lower_is_better)
+        gaps = values.sub(values[best[0]], axis=0).mean().drop(most) * (-1 if metric.lower_is_better else 1)
+        few = gaps[gaps > -noise].sort_values(ascending=False, kind="stable").index
+        told = values.agg(["mean", "std", "count"])
+        found[str(cil)] = {
+            kind: [[name, *map(_round, told[name])] for name in names]
+            for kind, names in (("best", best), ("few", few))
+        }
+    return found
+
+
+def _round(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 2)
 
 
 def statistics_tables(
