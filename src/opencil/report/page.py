@@ -205,7 +205,7 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "planned": outcome.steps,
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
         "baselines": baselines.to_dict() | of_models,
-        "answers": find_answers(outcome, rows, _NOISE),
+        "answers": find_answers(outcome, _NOISE),
         "sets": oods | dict.fromkeys(shifted, SHIFTED) | later,
         "places": [*every, *splits, *((dataset_place(name), name) for name in oods)],
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],

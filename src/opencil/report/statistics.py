@@ -98,44 +98,40 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def select_best(cells: pd.DataFrame, lower_is_better: bool = False) -> list[str]:
-    """Return the best detector by its mean over cells, then those not told apart from it, best first.
+def select_best(values: pd.DataFrame, lower_is_better: bool, noise: float) -> list[str]:
+    """Return the best detector of seeds × detectors in percent, and those not told apart, best first.
 
-    Such a detector's paired difference from the best has a 95 % interval (``bootstrap``) that contains 0.
+    The best is of those with the most seeds. Others are told apart if they are worse on every seed that they
+    share with it, and by over a point in the mean; on a single seed, by ``noise`` points.
     """
-    order = cells.mean().sort_values(ascending=lower_is_better, kind="stable").index
-    gaps = (cells[order].sub(cells[order[0]], axis=0)).to_numpy() * (1 if lower_is_better else -1)
-    return [str(name) for name, (_, low, _) in zip(order, bootstrap(gaps), strict=True) if low <= 0]
+    signed = -values if lower_is_better else values
+    best = signed.loc[:, signed.count() == signed.count().max()].mean().idxmax()
+    behind = -signed.sub(signed[best], axis=0)  # NaN where a detector lacks the seed
+    apart = ((behind > 0) | behind.isna()).all() & (behind.mean() > 1)
+    apart = apart.where(behind.count() > 1, behind.mean() >= noise)
+    close = signed.loc[:, ~apart].mean().drop(best).sort_values(ascending=False, kind="stable")
+    return [str(best), *map(str, close.index)]
 
 
-def find_answers(outcome: Outcome, rows: pd.DataFrame, noise: float) -> dict[str, dict[str, Any]]:
-    """Return the best detectors by the headline metric on all OOD sets, for each CIL method.
+def find_answers(outcome: Outcome, noise: float) -> dict[str, dict[str, Any]]:
+    """Return the best detectors of finished runs on all OOD sets, for each CIL method, by the main metric.
 
-    ``best`` are those of ``select_best`` among finished detectors with the most seeds. ``few`` have fewer
-    seeds, and are less than ``noise`` points worse than the best on these. Each has its mean, deviation and
-    number of seeds. Variants are left out.
+    ``best`` are those of ``select_best`` with the most seeds, and ``few`` have fewer. Each has its mean,
+    deviation and number of seeds. Variants are left out.
     """
-    metric = metric_of(outcome.metrics("all")[0])
-    mine, found = outcome.per_seed, dict[str, dict[str, Any]]()
-    mine = mine[(mine["metric"] == metric.name) & (mine["place"] == ALL)]
-    mine = mine[~mine["detector"].map(is_labelled).astype(bool)]
-    for cil, part in mine.groupby("cil"):
-        values = part.pivot(index="seed", columns="detector", values="value")
-        most = values.columns[values.count() == values.count().max()]
-        own = rows[(rows["cil"] == cil) & rows["detector"].isin(most) & ~rows["ood"].isin(outcome.partial)]
-        best = select_best(cell_matrix(outcome.select_finished(own), metric.name), metric.lower_is_better)
-        gaps = values.sub(values[best[0]], axis=0).mean().drop(most) * (-1 if metric.lower_is_better else 1)
-        few = gaps[gaps > -noise].sort_values(ascending=False, kind="stable").index
-        told = values.agg(["mean", "std", "count"])
-        found[str(cil)] = {
-            kind: [[name, *map(_round, told[name])] for name in names]
-            for kind, names in (("best", best), ("few", few))
-        }
+    metric, values = metric_of(outcome.metrics("all")[0]), outcome.per_seed
+    values = values[(values["metric"] == metric.name) & (values["place"] == ALL)]
+    values = values[~values["detector"].map(is_labelled).astype(bool)]
+    found: dict[str, dict[str, Any]] = {}
+    for cil, part in values.groupby("cil"):
+        table = part.pivot(index="seed", columns="detector", values="value")
+        told = table.agg(["mean", "std", "count"]).round(2).astype(object)
+        kinds: dict[str, list[Any]] = {"best": [], "few": []}
+        for name in select_best(table, metric.lower_is_better, noise):
+            kind = "best" if table[name].count() == table.count().max() else "few"
+            kinds[kind].append([name, *told[name].where(told[name].notna(), None)])
+        found[str(cil)] = kinds
     return found
-
-
-def _round(value: float) -> float | None:
-    return None if np.isnan(value) else round(float(value), 2)
 
 
 def statistics_tables(

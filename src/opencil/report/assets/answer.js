@@ -18,8 +18,8 @@ function showAnswer(view) {
     ones.length > NAMED ? ` and ${ones.length - NAMED} more` : "",
   ];
   const single = few.every((one) => one[3] === 1) ? "on one seed " : "on fewer seeds ";
-  const apart = term("not told apart", "The 95 % interval of the paired difference, on the same models and OOD sets,"
-    + ` contains 0. With fewer seeds: less than ${data.noise} points below the best on the same seeds.`);
+  const apart = term("not told apart", "Told apart is a detector that is worse on every seed, and by over a point"
+    + ` in the mean. On one seed: by ${data.noise} points or more.`);
   put(
     "verdict", el("strong", {}, named(first)), alike.length ? ["; ", list(alike)] : "",
     few.length ? ["; ", single, list(few)] : "", alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
