@@ -133,3 +133,11 @@ class OwnDataset(FileDataset):
                 Layout("list", (), partial(read_listed_images, folders=(folder,))), base / images
             )
         return None
+
+
+def serve_folder(path: str | Path, name: str, side: int, labelled: bool) -> Images:
+    """Return the images of a folder: a folder per class if they are labelled, or all images below it."""
+    if not (folder := Path(path).expanduser()).is_dir():
+        raise BadInput(f"{name} is {str(path)!r}: there is no such folder of images")
+    dataset = OwnDataset(path=str(folder.absolute()), layout="folders" if labelled else "flat")
+    return dataset.serve(name, "test", side, Access(store="streamed"))
