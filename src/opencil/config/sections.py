@@ -52,6 +52,9 @@ class BenchmarkConfig(Values):
             raise not_allowed("classes_per_step", [*steps], "sizes are needed, each once, as 20-20-10")
         object.__setattr__(self, "classes_per_step", steps)
         self._check_names()
+        if self.id in self.datasets:
+            divided = self.datasets | {self.id: self.datasets[self.id].divide()}
+            object.__setattr__(self, "datasets", divided)
         if self.transform.crop > (side := self.transform.resize or self.image_size):
             raise not_allowed("transform.crop", self.transform.crop, f"images have {side} pixels a side")
         object.__setattr__(self, "backbone", check_backbone(self.backbone))

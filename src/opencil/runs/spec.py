@@ -87,8 +87,13 @@ class RunSpec:
 
     def record(self) -> dict[str, Any]:
         """Return every value behind the run's result, for its stored config."""
+        benchmark = plain(self.benchmark)
+        of_datasets = ((values, "split") for values in benchmark["datasets"].values())
+        for values, key in [(benchmark, "memory_per_class"), *of_datasets]:
+            if values[key] is None:  # records of runs without these values do not name them
+                del values[key]
         record: dict[str, Any] = {
-            "benchmark": {key: value for key, value in plain(self.benchmark).items() if value is not None},
+            "benchmark": benchmark,
             "cil": {self.cil: self.values},
             "training": plain(self.training),
             "seed": plain(self.seeds),

@@ -161,10 +161,10 @@ class Run:
     def predict(self, images: AnyImages, number: int) -> list[str]:
         """Return the name of the class that a step's model predicts for each image.
 
-        ``images`` are those that ``opencil.evaluate`` takes.
+        ``images`` are those that ``opencil.evaluate`` takes; those of a folder are sorted by their paths.
         """
-        model, names = self.model(number), self.classes(number)
-        outputs = compute_outputs(model, images, "images", self.data.transform, labelled=False)
+        model, names, side = self.model(number), self.classes(number), self.data.test.side
+        outputs = compute_outputs(model, images, "images", self.data.transform, labelled=False, side=side)
         return [names[label] for label in outputs.logits.argmax(dim=1).tolist()]
 
     def memory(self, number: int) -> Memory:

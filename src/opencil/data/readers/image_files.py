@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from opencil.data.images import Split
 from opencil.data.readers.source import LARGEST_FILE, SUFFIXES, FileSource, Layout
+from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 
 
@@ -64,6 +66,22 @@ def read_class_folders(folder: Path) -> FileSource:
         raise BadInput(f"class {empty[0]!r} of {folder} has no images")
     labels = np.repeat(np.arange(len(names), dtype=np.int64), [len(paths) for paths in images])
     return FileSource(labels, tuple(names), [path for paths in images for path in paths])
+
+
+def read_part(folder: Path, part: Split, share: float, seed: int) -> FileSource:
+    """Read the training or the test images of a folder per class; ``share`` of each class are for testing.
+
+    They are drawn by the seed and the class's name, so another class changes nothing for the others.
+    """
+    source, rows = read_class_folders(folder), list[int]()
+    for label, name in enumerate(source.classes):
+        own = np.flatnonzero(source.labels == label)
+        if len(own) < 2:
+            raise BadInput(f"class {name!r} of {folder} has 1 image: to be split it needs 2 or more")
+        held_out = min(max(1, round(share * len(own))), len(own) - 1)
+        drawn = np.random.default_rng(derive(seed, "split", name)).permutation(own)
+        rows += sorted((drawn[:held_out] if part == "test" else drawn[held_out:]).tolist())
+    return FileSource(source.labels[rows], source.classes, [source.paths[row] for row in rows])
 
 
 def read_flat_folder(folder: Path) -> FileSource:
