@@ -15,6 +15,7 @@ from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.engine.ranks import world_size
 from opencil.errors import BadInput, one_line
+from opencil.runs.features import FrozenData
 
 
 def check_place(place: PlaceConfig) -> None:
@@ -50,13 +51,14 @@ def load(config: Config, ood: bool = True) -> BenchmarkData:
         raise BadInput(f"the classes of {train.name!r} in training and test images differ: {one_line(which)}")
     benchmark.check_classes(count_classes(train))
     roles = benchmark.ood.items() if ood else ()
-    return BenchmarkData(
+    data = BenchmarkData(
         train,
         test,
         {name: OOD(images, role) for (name, role), images in zip(roles, others, strict=True)},
         benchmark.transform.fit(train),
         {name: kind.make(name, test, read.root) for name, kind in benchmark.shifted.items() if ood},
     )
+    return replace(data, features=FrozenData(config, data)) if benchmark.stores_features else data
 
 
 def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
