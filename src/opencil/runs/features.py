@@ -13,10 +13,10 @@ import torch
 from opencil.config import Config
 from opencil.data.benchmark import OOD, BenchmarkData
 from opencil.data.features import FeatureFile
-from opencil.data.images import FeatureImages, Images
+from opencil.data.images import FeatureImages, Images, ImageSet
 from opencil.data.prepared import cache_folder
 from opencil.data.transforms import Untransformed
-from opencil.engine.device import cpu_threads
+from opencil.engine.device import cpu_threads, resolve_device
 from opencil.engine.frozen import FrozenNetwork, compute_features
 from opencil.files import file_name
 from opencil.nets.features import StoredFeatures
@@ -60,16 +60,7 @@ class FrozenData:
 
     def _load(self) -> Features:
         place, images = self._config.place, self._images
-        folder = cache_folder(Path(place.data_root) if place.data_root else None, place.cache) / "features"
-        backbone, arithmetic = self._config.benchmark.backbone, self._config.training
-        network = FrozenNetwork(backbone, "auto", images.train.device, arithmetic, folder)
-        behind = f"1 {network.digest} {network.kind} {images.transform} {BATCH}"
-        sets = [images.train, images.test, *(ood.images for ood in images.ood.values())]
-        files = []
-        for of in [*sets, *images.shifted.values()]:
-            key = hashlib.sha256(f"{behind} {len(of)} {of.fingerprint}".encode()).hexdigest()
-            path = folder / f"{file_name(of.name)}-{key[:16]}.features"
-            files.append((of, FeatureFile(path, key, len(of), network.width)))
+        network, files = self._files()
         with cpu_threads(place.threads):
             yield from self._compute(network, [pair for pair in files if pair[1].load() is None])
         train, test, *others = (_featured(*pair) for pair in files)
@@ -78,6 +69,22 @@ class FrozenData:
         size = sum(t.numel() * t.element_size() for t in network.backbone.state_dict().values())
         head = StoredFeatures(network.width, size)
         return BenchmarkData(train, test, ood, Untransformed(), shifted, backbone=head)
+
+    def _files(self) -> tuple[FrozenNetwork, list[tuple[Images, FeatureFile]]]:
+        """Return the network, and each image set with the file of its features."""
+        images, files = self._images, []
+        network = network_of(self._config, images.train.device)
+        behind = f"1 {network.digest} {network.kind} {images.transform} {BATCH}"
+        sets = [images.train, images.test, *(ood.images for ood in images.ood.values())]
+        for of in [*sets, *images.shifted.values()]:
+            key = hashlib.sha256(f"{behind} {len(of)} {of.fingerprint}".encode()).hexdigest()
+            path = folder_of(self._config) / f"{file_name(of.name)}-{key[:16]}.features"
+            files.append((of, FeatureFile(path, key, len(of), network.width)))
+        return network, files
+
+    def count_missing(self) -> int:
+        """Return the number of images of the sets whose features are not all stored."""
+        return sum(len(of) for of, file in self._files()[1] if not file.there)
 
     def _compute(
         self, network: FrozenNetwork, missing: list[tuple[Images, FeatureFile]]
@@ -105,6 +112,32 @@ class FrozenData:
                             of.name, total - left, total, taken / computed * left if computed else None
                         )
                 behind += len(of)
+
+
+def folder_of(config: Config) -> Path:
+    """Return the folder of stored features, beside the prepared images."""
+    place = config.place
+    return cache_folder(Path(place.data_root) if place.data_root else None, place.cache) / "features"
+
+
+def network_of(config: Config, device: torch.device) -> FrozenNetwork:
+    """Return the network of a config's frozen backbone."""
+    folder, backbone = folder_of(config), config.benchmark.backbone
+    return FrozenNetwork(backbone, "auto", device, config.training, folder)
+
+
+def measure_seconds(config: Config, count: int) -> float:
+    """Estimate the seconds for features of ``count`` images, from some batches of noise."""
+    benchmark, device = config.benchmark, resolve_device(config.place.devices[0])
+    network, side = network_of(config, device), benchmark.image_size
+    pixels = torch.randint(0, 256, (64, 3, side, side), dtype=torch.uint8)
+    noise = ImageSet("noise", pixels, torch.zeros(len(pixels), dtype=torch.int64)).to(device)
+    with cpu_threads(config.place.threads):
+        for _ in range(2):  # the first makes the network ready
+            started = time.monotonic()
+            for features in compute_features(network, noise, benchmark.transform):
+                float(features.sum())  # waits for the device
+    return (time.monotonic() - started) / len(pixels) * count
 
 
 def finish(features: Features) -> BenchmarkData:
