@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, report, run, runs, submissions, tune
+from opencil.cli import check, data, openworld, report, run, runs, submissions, tune
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -27,6 +27,8 @@ for _name, _command, _example in (
     ("list", listing.list_names, "detectors '*norm*'"),
     ("doctor", check.doctor, "--data-root ~/downloads"),
     ("report", report.report, "runs --table main --compare paper --html report.html"),
+    ("learn", openworld.learn, "photos --model birds.opencil"),
+    ("predict", openworld.predict, "inbox --model birds.opencil --out predictions.csv"),
     ("submit", submissions.submit, "runs --out my-submission --submitter 'Ada Lovelace'"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)

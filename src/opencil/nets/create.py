@@ -73,6 +73,11 @@ def preprocessing(named: Any) -> dict[str, Any] | None:
     return None if find is None else find(named)
 
 
+def is_published(named: Named) -> bool:
+    """Return whether a backbone's weights are those of an installed package."""
+    return isinstance(named, dict) and named.get("weights") in _published(str(named["name"]))
+
+
 def pin_weights(named: Named) -> Named:
     """Return the backbone with the checksum of its file of weights; refuse an unexpected checksum."""
     if isinstance(named, str) or not (named.get("weights") or named.get("pretrained")):
@@ -90,8 +95,13 @@ def without_weights(named: Named | Backbone) -> Named | Backbone:
 
 def checksum_weights(backbone: Backbone) -> str:
     """Return a checksum of all parameters and buffers, wherever they come from."""
+    return checksum_tensors(backbone.weighted.state_dict())
+
+
+def checksum_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return a checksum of tensors and their names."""
     digest = hashlib.sha256()
-    for name, tensor in backbone.weighted.state_dict().items():
+    for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
