@@ -54,7 +54,8 @@ class OpenWorldGraph(nn.Module):
         self.detector, self.calibration = classifier.detector_, classifier.calibration_
         groups, thresholds = self.calibration.group_of_class, classifier.threshold_
         #: The threshold of each group of classes: of a single one, unless ``per`` says otherwise.
-        self.default = torch.stack([thresholds[groups == i][0] for i in range(int(groups.max()) + 1)])
+        each = [thresholds[groups == group][0] for group in range(int(groups.max()) + 1)]
+        self.default = torch.stack(each).clamp(min=torch.finfo(torch.float32).min)  # JSON has no infinity
         self.eval()
 
     def forward(self, images: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
@@ -113,7 +114,7 @@ def describe(classifier: "OpenWorldClassifier", graph: OpenWorldGraph) -> dict[s
         "classes": classifier.classes_,
         "detector": classifier.detector_.registered_name,
         "reject": classifier.reject,
-        "threshold": [None if value == -torch.inf else value for value in graph.default.tolist()],
+        "threshold": graph.default.tolist(),
         "group_of_class": graph.calibration.group_of_class.tolist(),
         "preprocessing": asdict(graph.preprocessing.transform),
         "inputs": INPUTS,
@@ -181,16 +182,12 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
 
 
-def _threshold_of(metadata: dict[str, Any]) -> Tensor:
-    return torch.tensor([-torch.inf if value is None else value for value in metadata["threshold"]])
-
-
 def _pack_onnx(program: ExportedProgram, metadata: dict[str, Any]) -> bytes:
     """Return an ONNX file with the threshold's default and the metadata in it."""
     import onnx
 
     model = to_onnx(program, list(OUTPUTS))
-    threshold = _threshold_of(metadata).numpy()
+    threshold = torch.tensor(metadata["threshold"]).numpy()
     model.graph.initializer.append(onnx.numpy_helper.from_array(threshold, "threshold"))
     onnx.helper.set_model_props(model, {"metadata": json.dumps(metadata)})
     content: bytes = model.SerializeToString()
@@ -216,7 +213,7 @@ def _load_pt2(content: bytes) -> Run:
     extra = {"metadata.json": ""}
     with _quiet():
         module = torch.export.load(io.BytesIO(content), extra_files=extra).module()
-    threshold = _threshold_of(json.loads(extra["metadata.json"]))
+    threshold = torch.tensor(json.loads(extra["metadata.json"])["threshold"])
     return lambda images: module(images, threshold)
 
 
