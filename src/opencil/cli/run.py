@@ -39,14 +39,25 @@ def show_config(config: "Config") -> None:
 
 
 @takes_config
-def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quiet: bool = QUIET) -> None:
+def run(
+    config: "Config",
+    only: str | None = ONLY,
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
+    overwrite: bool = switch("--overwrite", "Make stored runs again that have other values than now."),
+) -> None:
     """Train, evaluate and store what of a config is not done yet; then show the table.
 
     Called again, it resumes where it stopped; a finished run answers at once.
     """
+    from opencil.runs.launch import overwrite as overwrite_runs
     from opencil.runs.spec import plan_share
 
-    _carry_out(config, plan_share(only), dry_run, quiet)
+    planned = plan_share(only)
+    if overwrite and not dry_run:
+        for spec in overwrite_runs(config, planned(config)):
+            print_note(f"run {spec} had other values, and is made again")
+    _carry_out(config, planned, dry_run, quiet)
 
 
 def _evaluate(

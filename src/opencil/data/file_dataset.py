@@ -13,7 +13,7 @@ import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
 from opencil.data.prepared import PreparedFile, PreparedSource, cache_folder
-from opencil.data.readers.image_files import flat, folders, read_listed_images, read_part
+from opencil.data.readers.image_files import flat, folders, list_folder, read_listed_images, read_part
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
 from opencil.errors import BadInput, not_allowed
@@ -142,6 +142,12 @@ class OwnDataset(FileDataset):
             return ()
         inner = (self.train or ".") if split == "train" else self.test
         return ((Path(self.path).expanduser() / inner).as_posix(),)
+
+    def count_classes(self, root: Path | None) -> int | None:
+        """Return the number of folders of classes to train on, at the moment; None if there are none."""
+        on_disk = self.find("train", root)
+        classes = list_folder(on_disk.place)[0] if on_disk and on_disk.place.is_dir() else ()
+        return len(classes) if classes and self.layout == "folders" else None
 
     def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
         """Return the split in the config's folder or list, if the folder exists."""

@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
 from opencil.engine.device import resolve_device
 from opencil.errors import OpenCILError
-from opencil.runs.launch import launcher
+from opencil.runs.launch import check_stored, launcher
 from opencil.runs.loading import check_place, splits
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -53,7 +52,7 @@ class Outlook:
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
     """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
     check_place(config.place)
-    places, runs = launcher(config.place).find_places(config.place), Path(config.place.runs)
+    places = launcher(config.place).find_places(config.place)
     if config.place.launcher == "ray":
         names = Counter({f"Ray, {len(places)} × {places[0].device}": 1})
         here = device_name(resolve_device("cpu" if places[0].device == "cpu" else "auto"))
@@ -62,9 +61,7 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         here = next(iter(names))
     prospects = []
     for spec in planned(config):
-        folder = RunFolder(runs / spec.folder)
-        folder.check(spec)
-        prospects.append(_prospect(spec, folder, here))
+        prospects.append(_prospect(spec, check_stored(config.place, spec), here))
     missing = sum(not run.done for run in prospects)
     if config.place.data_root is None and missing:
         for asked in splits(config):

@@ -12,6 +12,7 @@ from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform, statistics
 from opencil.errors import BadInput
 from opencil.runs.loading import load
+from opencil.runs.outlook import outlook
 from opencil.runs.spec import plan
 
 Picture = Callable[..., Path]
@@ -116,6 +117,22 @@ def test_class_folders_alone_are_split_by_a_recorded_seed(root: Path, tree: Tree
     tree(root / "all", {"emu": 1})
     with pytest.raises(BadInput, match=r"'emu' .* 1 image"):
         load(config(root, text))
+
+
+def test_a_class_more_than_a_finished_run_has_learned_is_noticed(root: Path, tree: Tree) -> None:
+    def made(overwrite: bool = False) -> opencil.Results:
+        return opencil.run(config(root), overwrite=overwrite)
+
+    assert len(made().runs[0].stream) == 2
+    for part in ("train", "test"):
+        tree(root / "birds" / part, {"wren": 2})
+    for _ in range(2):
+        with pytest.raises(BadInput, match="4 classes, and 'birds' has 5 now"):
+            made()
+        with pytest.raises(BadInput, match="--overwrite"):
+            outlook(config(root))
+    assert len(made(overwrite=True).runs[0].stream) == 3
+    assert outlook(config(root)).done == 1
 
 
 def test_statistics_are_the_plain_ones(root: Path) -> None:
