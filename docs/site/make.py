@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docs.site import formulas, method_pages, notebook
+from docs.site import formulas, method_pages, notebook, reference
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "docs"
 #: Pages of the repository; files that they link to are copied too.
 PAGES = (
-    "*.md",
+    "C*.md",  # README is on GitHub; the site has a first page of its own
     "docs/*.md",
     "benchmarks/README.md",
     "experiments/*.md",
@@ -42,7 +42,11 @@ def stage(build: Path, run_notebook: bool) -> Path:
         for path in sorted(ROOT.glob(pattern))
     }
     pages[Path("methods/README.md")] = formulas.render(method_pages.overview())
+    pages[Path("README.md")] = (HERE / "home.md").read_text(encoding="utf-8")
     made: dict[str, list[str]] = {}
+    for path, text in reference.pages():
+        pages[Path(path)] = text
+        made.setdefault("reference", []).append(path)
     for groups, path, text in method_pages.pages():
         for group in groups:
             made.setdefault(group, []).append(path)
