@@ -22,6 +22,7 @@ BUILD = ROOT / "build" / "docs"
 PAGES = (
     "*.md",
     "docs/*.md",
+    "docs/recipes/*.md",
     "benchmarks/README.md",
     "experiments/*.md",
     "results/README.md",
