@@ -22,6 +22,7 @@ BUILD = ROOT / "build" / "docs"
 PAGES = (
     "C*.md",  # README is on GitHub; the site has a first page of its own
     "docs/*.md",
+    "docs/recipes/*.md",
     "benchmarks/README.md",
     "experiments/*.md",
     "results/README.md",
