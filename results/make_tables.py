@@ -69,7 +69,8 @@ def main() -> None:
         problems += [f"the figure {name} is out of date" for name in draw.stale_figures()]
     else:
         draw.write_figures()
-    print("\n".join(problems))
+    for problem in problems:
+        print(problem)
     sys.exit(bool(problems))
 
 

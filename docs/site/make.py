@@ -27,6 +27,7 @@ PAGES = (
     "experiments/*.md",
     "results/README.md",
     "results/appendix.md",
+    "results/orders/README.md",
     "results/field.md",
     "results/study/tables.md",
 )
