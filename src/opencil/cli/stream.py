@@ -1,5 +1,6 @@
 """``opencil open-world``: classifiers on a stream in which unknown images arrive."""
 
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,6 @@ def _open_world(
     """
     from opencil.openworld.classifier import OpenWorldClassifier
     from opencil.openworld.stream import OpenWorld, play
-    from opencil.runs.features import finish
     from opencil.runs.loading import load
     from opencil.validation import build
 
@@ -53,11 +53,19 @@ def _open_world(
     data = load(config, ood=False)
     if data.features is None:
         raise BadInput(f"benchmark {config.benchmark.name!r} has no frozen backbone: cifar100-pretrained has")
-    data = finish(data.features())
-    stream = data.stream(config.benchmark.classes_per_step[0], config.seed.class_order)
     rows = []
-    with problems.status("playing") as status:
+    with problems.status("reading images") as status, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few images in the first rounds
+        computing = data.features()
+        while True:
+            try:
+                status.update(str(next(computing)))
+            except StopIteration as end:
+                data = end.value
+                break
         for cil, detector, seed in product(config.cil, config.detector, config.seed.runs):
+            order = seed if config.seed.class_order == "run" else config.seed.class_order
+            stream = data.stream(config.benchmark.classes_per_step[0], order)
             values = build(OpenWorld, {**given, "seed": seed}, where="open-world")
             classifier = OpenWorldClassifier(
                 reject,

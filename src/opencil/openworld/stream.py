@@ -118,4 +118,5 @@ def _select(images: Images, rows: Tensor) -> FeatureImages:
 
 
 def _names_of(images: Images, rows: Tensor) -> "np.ndarray[Any, Any]":
-    return np.array(images.classes)[images.labels[rows].numpy()]
+    names: np.ndarray[Any, Any] = np.array(images.classes)[images.labels[rows].numpy()]
+    return names
