@@ -43,7 +43,7 @@ SCHEMA = 1
 DESCRIPTION, SUMS = "submission.json", "SHA256SUMS"
 _COVERED = (DESCRIPTION, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.safetensors")
 #: The metrics whose means over sets and steps a submission states.
-_MEANS = ("accuracy", "auc", "fpr", "ap")
+_MEANS = ("accuracy", "auc", "fpr")
 _ROW = ["step", "ood", "distance", "task", "metric"]
 Name = Annotated[str, Field(pattern=r"^\w[\w .@+-]{0,59}$")]
 
