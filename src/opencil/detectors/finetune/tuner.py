@@ -78,7 +78,7 @@ class Tuner(Detector):
     setup_reads = frozenset({"images", "labels"})
     needs_setup = True
     needs_old = True
-    changes_images: ClassVar[bool] = False  #: whether the loss reads other images than augmented ones
+    changes_images: ClassVar[bool] = False  #: whether the loss reads mixed or further augmented images
     named = {"stated": {"schedule": {"lr": 0.1}}}
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class Tuner(Detector):
 
     @property
     def needs_images(self) -> bool:
-        """Return whether views need images: it changes them, or its scorer reads them."""
+        """Return whether features of its views do not suffice: it or its scorer reads images."""
         return self.changes_images or bool({"images", "layers"} & self.reads_to_score)
 
     @cached_property
