@@ -11,8 +11,15 @@ from torch import Tensor, nn
 from opencil.data.transforms import Transform
 from opencil.engine.forward import forward
 from opencil.engine.frozen import FrozenNetwork, Runtime
-from opencil.errors import BadInput
-from opencil.nets.create import Named, check_backbone, is_published, pin_weights, preprocessing, without_weights
+from opencil.errors import BadInput, one_line
+from opencil.nets.create import (
+    Named,
+    check_backbone,
+    is_published,
+    pin_weights,
+    preprocessing,
+    without_weights,
+)
 from opencil.nets.model import Backbone, Classifier, Model
 from opencil.openworld.preprocessing import Preprocessing
 from opencil.validation import build
@@ -77,7 +84,10 @@ class Pretrained:
         assert not isinstance(named, Backbone)
         network = FrozenNetwork(named, self._runtime, self._device, cache=CACHE.expanduser())
         if self.tensors:
-            network.backbone.weighted.load_state_dict(dict(self.tensors))
+            try:
+                network.backbone.weighted.load_state_dict(dict(self.tensors))
+            except RuntimeError as error:
+                raise BadInput(f"stored weights are of another network: {one_line(error)}") from None
         return network
 
     def features(self, images: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ FORMAT = 1
 _RECORD, _TENSORS = "classifier.json", "tensors.safetensors"
 #: The most bytes of the record, and the most that a head may draw anew.
 _LARGEST_RECORD, _LARGEST_DRAWN = 2**26, 2**30
+_LARGEST_SIDE = 4096  #: of images for the network, in pixels
 #: Largest difference of calibration scores computed again, relative to their size: of other processors.
 _TOLERANCE = 1e-3
 Found = TypeVar("Found", bound="OpenWorldClassifier")
@@ -146,6 +147,8 @@ def _restore(
     cls: type[Found], record: Record, tensors: dict[str, Tensor], runtime: "Runtime", device: str
 ) -> Found:
     """Return the classifier of a record and tensors, all of which are checked."""
+    if max(record.transform.crop, record.transform.resize or 0) > _LARGEST_SIDE:
+        raise BadInput(f"its images have more than {_LARGEST_SIDE} pixels a side")
     classifier = cls(**record.values, runtime=runtime, device=device)
     classifier._check()
     known = _check_known(Known(record.classes, record.tasks, **_part(tensors, "known.")))
@@ -161,8 +164,8 @@ def _restore(
         classifier._network = Trained(model.model, record.transform)
     else:
         named = classifier.backbone
-        if isinstance(named, dict) and named.get("weights") and not is_published(named):
-            raise BadInput("its network has weights in a file elsewhere, which is not opened")
+        if without_weights(named) != named and not is_published(named):
+            raise BadInput("its network has weights elsewhere, which are not opened")
         weights = _part(tensors, "network.")
         values = asdict(record.transform)
         classifier._network = Pretrained(named, values, runtime, device, weights)
