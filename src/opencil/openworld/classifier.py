@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from opencil.data.images import FeatureImages
 from opencil.engine.forward import Outputs
 from opencil.engine.frozen import Runtime
-from opencil.errors import BadInput, not_allowed
+from opencil.errors import BadInput, check_known, not_allowed
 from opencil.nets.create import Named
 from opencil.openworld.conformal import Calibration, Per
 from opencil.openworld.fitting import UNKNOWN, Fitted, HeadValues, add_images, as_named, finish, fit_head
@@ -102,7 +102,9 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
                     raise BadInput(picture.problem)
                 if picture.label in ("", UNKNOWN):
                     what = "no class" if not picture.label else f"the class {UNKNOWN!r}, which is reserved"
-                    raise BadInput(f"image {picture.name} has {what}: give labels, or a folder for each class")
+                    raise BadInput(
+                        f"image {picture.name} has {what}: give labels, or a folder for each class"
+                    )
             names += [picture.label for picture in pictures]
             keys += [picture.key for picture in pictures]
             features.append(found)
@@ -137,7 +139,9 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         """
         import pandas as pd
 
-        fitted, thresholds = self._ready(), self.threshold_
+        self._check()
+        fitted = self._ready()
+        thresholds = fitted.calibration.thresholds(self.reject)
         rows = list[tuple[Any, ...]]()
         for pictures, features in self._read(images, None, progress, "predicting"):
             outputs = fitted.outputs(features)
@@ -186,7 +190,6 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     @property
     def threshold_(self) -> Tensor:
         """Return the score below which an image predicted as a class is unknown, [classes]."""
-        self._check()
         return self.calibration_.thresholds(self.reject)
 
     @property
@@ -222,12 +225,45 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
         save(self, Path(path))
 
+    def export(self, path: str | Path, **values: Any) -> Any:
+        """Write preprocessing, network, head, score and threshold as one graph: ``.onnx`` or ``.pt2``."""
+        from opencil.openworld.export import export
+
+        return export(self, path, **values)
+
     @classmethod
     def load(cls, path: str | Path, *, runtime: Runtime = "auto", device: str = "cpu") -> Self:
         """Return the classifier in a file; nothing in it is executed."""
         from opencil.openworld.storage import load
 
         return load(cls, Path(path), runtime, device)
+
+    @classmethod
+    def from_run(
+        cls,
+        path: str | Path,
+        detector: str | dict[str, Any],
+        step: int | None = None,
+        *,
+        reject: float = 0.05,
+        per: Per = "all",
+        calibration: Any = None,
+        labels: Any = None,
+        classes: Sequence[str] | None = None,
+        data_root: str | None = None,
+    ) -> Self:
+        """Return a classifier of the model that a stored run has after a step, by default the last.
+
+        Test images of the benchmark calibrate it; or ``calibration`` images, with ``labels`` or in a folder
+        for each class, which are then all that is read if the detector needs no set-up. ``classes`` are the
+        names of the dataset's labels, if it knows none. It learns no further classes.
+        """
+        from opencil.openworld.from_run import fill
+
+        classifier = cls(reject, detector=detector, per=per)
+        classifier._check()
+        fill(classifier, path, step, calibration, labels, classes, data_root)
+        return classifier
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return copy.copy(self)  # what was learned is replaced, and never changed
@@ -263,7 +299,10 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         """Yield batches of images, with the features of those that could be read."""
         if isinstance(images, FeatureImages):
             pairs = enumerate(images.labels.tolist() if labels is None else labels)
-            names = [images.classes[label] if images.classes and labels is None else str(label) for _, label in pairs]
+            names = [
+                images.classes[label] if images.classes and labels is None else str(label)
+                for _, label in pairs
+            ]
             keys = map(find_key, images.features)
             found = zip(names, keys, strict=True)
             yield [Picture(str(i), name, None, key) for i, (name, key) in enumerate(found)], images.features
@@ -287,6 +326,16 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def _features(self, network: Network, batch: list[Picture]) -> Tensor:
         pixels = [picture.pixels for picture in batch if picture.pixels is not None]
         return network.features(torch.stack(pixels)) if pixels else torch.empty(0, 0)
+
+    def _read_calibration(
+        self, images: Any, labels: Any, classes: Sequence[str]
+    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Yield features and labels of images of known classes, held out."""
+        for pictures, features in self._read(images, labels, False, "learning"):
+            if problem := next((p.problem for p in pictures if p.problem), ""):
+                raise BadInput(problem)
+            check_known("class", [p.label for p in pictures], classes)
+            yield features, torch.tensor([classes.index(p.label) for p in pictures]), True
 
     def _all_outputs(self, images: Any) -> Outputs:
         """Return the outputs of images that can all be read."""

@@ -65,8 +65,12 @@ def add_images(
     tasks = dict.fromkeys(names, 1)
     if known is not None:
         if known.features.shape[1] != features.shape[1]:
-            raise BadInput(f"features have {features.shape[1]} columns: learned ones have {known.features.shape[1]}")
-        tasks = dict.fromkeys(names, max(known.tasks) + 1) | dict(zip(known.classes, known.tasks, strict=True))
+            raise BadInput(
+                f"features have {features.shape[1]} columns: learned ones have {known.features.shape[1]}"
+            )
+        tasks = dict.fromkeys(names, max(known.tasks) + 1) | dict(
+            zip(known.classes, known.tasks, strict=True)
+        )
         names = [*(known.classes[label] for label in known.labels), *names]
         keys, features = torch.cat([known.keys, keys]), torch.cat([known.features, features])
     newest = {key: row for row, key in enumerate(keys.tolist())}
@@ -201,6 +205,8 @@ def fit_detector(
             f"detector {detector.registered_name!r} reads images again, of which features alone are kept: "
             "choose a detector of features and logits, such as combined, knn or msp"
         )
+    if not detector.needs_setup and not detector.by_task:
+        return detector.fit(classify=model.classify)
     outputs = compute_outputs(model, known.features[~known.held], known.labels[~known.held])
     return detector.fit(replace(outputs, tasks=known.task_of_class, carried=carried))
 
@@ -222,9 +228,7 @@ def finish(
             "images of some class"
         )
     outputs = compute_outputs(model, known.features[known.held], labels)
-    calibration = Calibration.of(
-        detector.score(outputs), outputs.logits.argmax(dim=1), known.tasks, per
-    )
+    calibration = Calibration.of(detector.score(outputs), outputs.logits.argmax(dim=1), known.tasks, per)
     temperature = fit_temperature(outputs.logits, labels)
     return Fitted(known, values, model, detector, calibration, temperature, carried)
 

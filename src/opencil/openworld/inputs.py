@@ -39,9 +39,7 @@ class Picture:
     problem: str = ""
 
 
-def read_pictures(
-    items: Iterable[Item], preprocess: Callable[[Tensor], Tensor]
-) -> Iterator[Picture]:
+def read_pictures(items: Iterable[Item], preprocess: Callable[[Tensor], Tensor]) -> Iterator[Picture]:
     """Yield decoded and preprocessed images in order; threads work on those ahead."""
 
     def prepare(item: Item) -> Picture:
@@ -72,7 +70,9 @@ def find_key(values: Tensor) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def find_items(images: Any, labels: Any = None, *, learning: bool = False) -> tuple[Iterable[Item], int | None]:
+def find_items(
+    images: Any, labels: Any = None, *, learning: bool = False
+) -> tuple[Iterable[Item], int | None]:
     """Return images with their names and classes, and their number, None if it is unknown.
 
     ``images``: a folder, an image file, a list of images or files, an array [N, …], an image set of ours, a
@@ -97,7 +97,9 @@ def find_items(images: Any, labels: Any = None, *, learning: bool = False) -> tu
         pairs = map(_split, map(images.__getitem__, range(len(images))))
     else:
         kind = type(images).__name__
-        raise BadInput(f"images are a {kind}: a folder, a list, an array, a Dataset or a DataLoader is needed")
+        raise BadInput(
+            f"images are a {kind}: a folder, a list, an array, a Dataset or a DataLoader is needed"
+        )
     classes = getattr(images, "classes", None) or getattr(getattr(images, "dataset", None), "classes", None)
     number = None if hasattr(images, "batch_sampler") else len(images)
     return _name(pairs, classes), number
@@ -120,7 +122,9 @@ def _find_files(path: Path, learning: bool) -> list[Item]:
 def _split(item: Any) -> tuple[Any, Any]:
     """Return the image and the label, or None, of a Dataset's item or of a batch."""
     if isinstance(item, Mapping):
-        image, label = (next((item[key] for key in keys if key in item), None) for keys in (IMAGE_KEYS, LABEL_KEYS))
+        image, label = (
+            next((item[key] for key in keys if key in item), None) for keys in (IMAGE_KEYS, LABEL_KEYS)
+        )
         return image, label
     return (*item, None)[:2] if isinstance(item, tuple | list) and item else (item, None)
 

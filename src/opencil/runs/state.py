@@ -35,17 +35,8 @@ from opencil.runs.tuning import read_head
 from opencil.validation import build
 
 
-def open_run(
-    path: str | Path,
-    data_root: str | None = None,
-    device: str = "cpu",
-    data: BenchmarkData | None = None,
-    ood: bool = True,
-) -> "Run":
-    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
-
-    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
-    """
+def read_spec(path: str | Path) -> tuple[RunSpec, RunFolder]:
+    """Return the config of the run in a folder, and the folder."""
     folder = RunFolder(Path(path))
     if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
@@ -62,6 +53,21 @@ def open_run(
         detectors=record["detector"],
         foreign=Foreign() if record.get("foreign") else None,
     )
+    return spec, folder
+
+
+def open_run(
+    path: str | Path,
+    data_root: str | None = None,
+    device: str = "cpu",
+    data: BenchmarkData | None = None,
+    ood: bool = True,
+) -> "Run":
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
+
+    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
+    """
+    spec, folder = read_spec(path)
     place = PlaceConfig(data_root=data_root, device=device)
     run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place), ood))
     for step in run.trained_steps:
@@ -316,18 +322,26 @@ class StepOutputs:
         if detector.ready:
             return
         memory = self.setup("memory") if detector.by_task else None
-        if (which := detector.set_up_on) != "statistics":
-            detector.complete(self.setup(which), memory)
-            return
+        detector.complete(self.given_to(detector), memory)
+        if (scorer := self._carrying(detector)) is not None:
+            self.run.statistics[scorer.summary, self.step.number] = scorer.statistics
+
+    def given_to(self, detector: Detector) -> Outputs:
+        """Return the outputs that a detector is set up on, with carried statistics if it uses them."""
+        if (scorer := self._carrying(detector)) is not None:
+            carried = tuple(self.run.carry(scorer, number) for number in range(1, self.step.number))
+            return replace(self.new, carried=carried)
+        which = detector.set_up_on
+        return self.setup("memory" if which == "statistics" else which)
+
+    def _carrying(self, detector: Detector) -> CarryingDetector | None:
+        """Return the scorer of a detector if it is set up on statistics that earlier steps computed."""
         # Statistics of a network that is trained again on old images would be of other features than now.
         frozen = getattr(getattr(self.model, "backbone", None), "frozen", False)
         scorer = detector.scorer
-        if not isinstance(scorer, CarryingDetector) or (self.run.learner.revisits and not frozen):
-            detector.complete(self.setup("memory"), memory)
-            return
-        carried = tuple(self.run.carry(scorer, number) for number in range(1, self.step.number))
-        detector.complete(replace(self.new, carried=carried), memory)
-        self.run.statistics[scorer.summary, self.step.number] = scorer.statistics
+        if detector.set_up_on != "statistics" or not isinstance(scorer, CarryingDetector):
+            return None
+        return None if self.run.learner.revisits and not frozen else scorer
 
     def setup(self, which: Setup) -> Outputs:
         """Return the outputs of a detector's set-up images: train+, or the memory after the step.
