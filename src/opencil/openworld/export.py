@@ -224,12 +224,14 @@ _FORMATS = {".onnx": (_pack_onnx, _load_onnx), ".pt2": (_pack_pt2, _load_pt2)}
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what torch says about its own code and about packages that are not needed."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "torch._export")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)

@@ -44,7 +44,9 @@ class Preprocessing(nn.Module):
         values, side = self.transform, self.transform.crop
         assert values.resize is not None
         resized = resize_shorter_side(crop_centre(images, *middle), values.resize, values.interpolation)
-        return (crop_centre(resized, side, side) / 255 - self.mean) / self.std
+        # A graph of any height and width does not know the size of the crop.
+        cropped = crop_centre(resized, side, side).reshape(images.shape[0], 3, side, side)
+        return (cropped / 255 - self.mean) / self.std
 
 
 def decode_image(read: Callable[[], bytes], name: str) -> Tensor:
