@@ -64,7 +64,7 @@ def evaluate_steps(
     benchmark: str | Mapping[str, Any],
     k: int | str | None = None,
     seed: int = 0,
-    detector: Any = "all",
+    detector: Any = None,
     memory: Exemplars = "herding",
     class_order: Sequence[int] | None = None,
     outputs: Literal["stream", "labels"] = "stream",

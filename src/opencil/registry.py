@@ -9,7 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
@@ -81,7 +81,7 @@ class Registry(Generic[T]):
 
     ``home`` is the package whose modules register the built-in ones; ``base`` names the class of ``opencil``
     that all must subclass, if any; ``paper`` are the names that the OpenCIL paper has; ``aliases`` are names
-    that other libraries use, in lower case, with ours.
+    that other libraries use, in lower case, with ours; ``default`` are those of a config that chooses none.
     """
 
     def __init__(
@@ -91,9 +91,10 @@ class Registry(Generic[T]):
         base: str = "",
         paper: Collection[str] = (),
         aliases: Mapping[str, str] | None = None,
+        default: Sequence[str] = (),
     ) -> None:
         self.kind, self.home, self.base, self.paper = kind, home, base, frozenset(paper)
-        self.aliases = aliases or {}
+        self.aliases, self.default = aliases or {}, default
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
@@ -263,9 +264,11 @@ _ALIASES = {
     "temp_scaling": "tempscale",
     "temperaturescaling": "tempscale",
 }
-LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil", "Learner", _LEARNERS_OF_PAPER.split())
+LEARNERS: Registry[Any] = Registry(
+    "CIL method", "opencil.cil", "Learner", _LEARNERS_OF_PAPER.split(), default=["icarl"]
+)
 DETECTORS: Registry[Any] = Registry(
-    "detector", "opencil.detectors", "Detector", _DETECTORS_OF_PAPER.split(), _ALIASES
+    "detector", "opencil.detectors", "Detector", _DETECTORS_OF_PAPER.split(), _ALIASES, ["msp", "energy"]
 )
 DATASETS: Registry[Any] = Registry("dataset", "opencil.data", "Dataset")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")

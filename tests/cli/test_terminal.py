@@ -151,7 +151,13 @@ def test_h_is_help_with_an_example(words: str) -> None:
 def test_help_shows_flags_with_the_defaults_that_there_are() -> None:
     text = " ".join(call("run", "-h", COLUMNS="200").stdout.split())
     place, (seed,) = PlaceConfig(), SeedConfig().runs
-    defaults = {"benchmark": "digits", "cil": "all", "detector": "all", "seed": seed, "runs": place.runs}
+    defaults = {
+        "benchmark": "digits",
+        "cil": "icarl",
+        "detector": "msp,energy",
+        "seed": seed,
+        "runs": place.runs,
+    }
     defaults |= {"device": place.device, "pack": place.pack, "precision": Arithmetic().precision}
     for flag, default in defaults.items():
         assert re.search(rf"--{flag} [^│]*\[default: \({default}\)\]", text), flag

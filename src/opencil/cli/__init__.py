@@ -14,7 +14,7 @@ from opencil.cli.guard import Guarded
 app = typer.Typer(
     cls=Guarded,
     help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
-    epilog="Start with: opencil run --benchmark digits",
+    epilog="Start with: opencil run (iCaRL on small digits, in seconds), and opencil list for what there is",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -42,7 +42,8 @@ def resolve(
 ) -> Config:
     """Return a config from a YML's content, flags laid on it, the chosen methods, and ``key=value`` settings.
 
-    Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise all.
+    Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise a default:
+    iCaRL, with MSP and Energy. The name ``all`` stands for all.
     """
     layers = [
         expand({} if user is None else user),
@@ -131,7 +132,7 @@ def _methods(
     names = [*map(registry.translate, chosen)] or [name for name in flags if name != "*"] or written
     _check_names(registry, key, [{name: {} for name in names}, *sections])
     groups = registry.groups()
-    names = [name for name in names if name != "*"] or ["all"]
+    names = [name for name in names if name != "*"] or registry.default
     methods = {}
     for name in dict.fromkeys(member for each in names for member in groups.get(each, [each])):
         cls: Any = registry.entry(name).make
