@@ -44,7 +44,7 @@ def stage(build: Path, run_notebook: bool) -> Path:
         for path in sorted(ROOT.glob(pattern))
     }
     pages[Path("methods/README.md")] = formulas.render(method_pages.overview())
-    pages[Path("README.md")] = (HERE / "home.md").read_text(encoding="utf-8")
+    pages[Path("README.md")] = (HERE / "home.txt").read_text(encoding="utf-8")
     made: dict[str, list[str]] = {}
     for path, text in reference.pages():
         pages[Path(path)] = text
