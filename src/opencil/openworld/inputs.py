@@ -95,7 +95,7 @@ def find_items(
         pairs = ((image, None) for image in images)
     elif hasattr(images, "batch_sampler"):  # a DataLoader
         pairs = (pair for batch in images for pair in _split_batch(batch))
-    elif hasattr(images, "__getitem__") and hasattr(images, "__len__"):
+    elif hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, Mapping):
         pairs = map(_split, map(images.__getitem__, range(len(images))))
     else:
         kind = type(images).__name__
