@@ -7,7 +7,7 @@ from typing import Any
 
 from opencil.cli.flags import PLUGIN, Plugins, argument, completing, detector_names, option, switch
 from opencil.cli.guard import importing
-from opencil.cli.screen import borderless_table, print_line, print_note, print_table
+from opencil.cli.screen import borderless_table, print_line, print_table
 from opencil.errors import BadInput
 from opencil.registry import BACKBONES, LEARNERS
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import ImageSet
 from opencil.detectors.finetune.tuner import Tuner
-from opencil.errors import BadInput, check_known
+from opencil.errors import BadInput
 from opencil.nets.create import without_weights
 from opencil.openworld.fitting import HeadOf, HeadValues, Known, finish
 from opencil.openworld.network import Trained
