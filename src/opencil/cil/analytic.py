@@ -75,10 +75,13 @@ class Analytic(TrainedOnce):
 
 def solve_ridge(h: Tensor, targets: Tensor, ridge: float) -> Tensor:
     """Return the weights [width, classes] for all rows at once, by the smaller of two matrices."""
-    few = len(h) < h.shape[1]
-    square = h @ h.T if few else h.T @ h
+    if len(h) < h.shape[1]:
+        square, right = h @ h.T, targets
+    else:
+        square, right = h.T @ h, h.T @ targets
     square.diagonal().add_(ridge)
-    return h.T @ torch.linalg.solve(square, targets) if few else torch.linalg.solve(square, h.T @ targets)
+    found: Tensor = torch.linalg.solve(square, right)
+    return h.T @ found if len(h) < h.shape[1] else found
 
 
 def best_ridge(h: Tensor, targets: Tensor) -> float:

@@ -91,10 +91,10 @@ def _lines(what: str, pattern: str) -> Iterator[Line]:
 
 
 def _benchmarks(pattern: str) -> Iterator[Line]:
-    from opencil.config import list_benchmarks, resolve
+    from opencil.config.resolving import describe_benchmark, list_benchmarks
 
     for name in matching(list_benchmarks(), pattern):
-        b = resolve(flags={"benchmark": name}).benchmark
+        b = describe_benchmark(name)
         line = {"name": name, "ID data": b.id}
         line |= {"classes per step": ", ".join(map(str, b.classes_per_step)), "memory": str(b.memory)}
         sets = {"near OOD": b.near, "far OOD": b.far, "shifted ID": b.shifted}

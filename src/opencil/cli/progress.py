@@ -19,7 +19,7 @@ _LINES = 30.0  #: seconds between lines about progress, in a log file
 @contextmanager
 def progress(screen: Console, runs: int, quiet: bool = False) -> Iterator[Callable[["Event"], None]]:
     """Yield a function to show events: a bar for each run on a terminal, lines elsewhere, none if quiet."""
-    from opencil.runs.events import Evaluated, Finished, Trained, Training
+    from opencil.runs.events import Evaluated, Finished, Preparing, Trained, Training
 
     drawn = screen.is_terminal or screen.is_jupyter
     columns = "{task.description}", BarColumn(bar_width=20), "{task.percentage:>3.0f}%", TimeRemainingColumn()
@@ -45,6 +45,8 @@ def progress(screen: Console, runs: int, quiet: bool = False) -> Iterator[Callab
         elif isinstance(event, Trained | Evaluated):
             doing = event.detector if isinstance(event, Evaluated) else "trained"
             share, place = event.step / event.steps, f"step {event.step}/{event.steps} · {doing}"
+        elif isinstance(event, Preparing):
+            share, place = 0.0, str(event.progress)
         else:
             share, place, ended = float(isinstance(event, Finished)), type(event).__name__.lower(), True
         share = shares[name] = max(shares.get(name, 0.0), share)  # a step's later stages begin again at 0

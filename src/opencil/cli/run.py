@@ -101,6 +101,7 @@ def _carry_out(
     from opencil.report.writing import shorten_tables
     from opencil.runs.events import Failed, Lost
     from opencil.runs.launch import execute
+    from opencil.runs.loading import expect_features
     from opencil.runs.loggers import logging
     from opencil.runs.outlook import outlook
     from opencil.runs.reading import study_so_far
@@ -117,6 +118,10 @@ def _carry_out(
     _print_skipped(config, [run.spec for run in ahead.runs if run.spec.cil in config.cil])
     if dry_run:
         print_line(opening(ahead, runs))
+        if ahead.done < len(ahead.runs) and (features := expect_features(config)) is not None:
+            count, seconds = features
+            took = f": about {timedelta(seconds=ceil(seconds))}, once for all runs" if count else ""
+            print_line(f"features of {count:,} images to compute{took}")
         Console().print(dry_run_table(ahead))
         return
     if not quiet:

@@ -26,6 +26,12 @@ def list_benchmarks() -> list[str]:
     return sorted(name.removesuffix(".yml") for name in files if name.endswith(".yml"))
 
 
+def describe_benchmark(name: str) -> BenchmarkConfig:
+    """Return a shipped benchmark; the weights of its backbone need not be installed."""
+    values = expand(parse_yaml((resources.files("opencil.configs") / f"{name}.yml").read_text(), name))
+    return build(BenchmarkConfig, add_preprocessing(values["benchmark"]), "benchmark")
+
+
 def resolve(
     user: Mapping[str, Any] | None = None,
     *,

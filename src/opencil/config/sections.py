@@ -76,6 +76,17 @@ class BenchmarkConfig(Values):
         return {name: role for role in OOD_ROLES for name in getattr(self, role)}
 
     @property
+    def stores_features(self) -> bool:
+        """Return whether features of all images are computed once: a frozen backbone has its own weights.
+
+        It has not with random changes of images, nor with its value ``recompute``.
+        """
+        named = self.backbone
+        if isinstance(named, str) or self.transform.varies(self.image_size) or named.get("recompute"):
+            return False
+        return bool(named.get("freeze") and (named.get("weights") or named.get("pretrained")))
+
+    @property
     def _known_classes(self) -> int | None:
         """Return the number of classes, or None where only the data can say it."""
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
@@ -186,18 +197,22 @@ class Config:
         """Return the detectors not usable with a CIL method where steps have k classes, by reason."""
         learner: Any = LEARNERS.entry(method).make
         exemplars = self.benchmark.fewest_kept(k) if learner.remembers else None
-        return self.refused(exemplars, learner.revisits, learner.linear)
+        stored = self.benchmark.stores_features and not learner.needs_images
+        return self.refused(exemplars, learner.revisits, learner.linear, stored)
 
     def without(self, refused: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
         """Return the detectors less the refused ones; ``refused`` has them by reason."""
         names = {name for names in refused.values() for name in names}
         return {name: values for name, values in self.detector.items() if name not in names}
 
-    def refused(self, exemplars: int | None, revisits: bool, linear: bool = True) -> dict[str, list[str]]:
+    def refused(
+        self, exemplars: int | None, revisits: bool, linear: bool = True, stored: bool = False
+    ) -> dict[str, list[str]]:
         """Return the detectors not usable with models, by reason.
 
         ``exemplars`` is the least size of the memory, None without one; ``revisits`` says whether images of
-        old classes are seen again, ``linear`` whether the head is W and b.
+        old classes are seen again, ``linear`` whether the head is W and b, ``stored`` whether there are
+        stored features in place of images.
         """
         found: dict[str, list[str]] = {}
         for name, values in sorted(self.detector.items()):
@@ -208,6 +223,8 @@ class Config:
                 reason = "tuned heads need images of old classes, which are not seen again"
             elif "linear" in (scorer.setup_reads or scorer.reads) and not linear:
                 reason = "the head is not linear: W and b cannot be read"
+            elif stored and detector.needs_images:
+                reason = "features are stored without images and stages; see backbone.recompute = true"
             elif exemplars is not None and few > exemplars:
                 reason = f"its set-up needs {few} images, and memory has {exemplars}; see setup = train+"
             else:

@@ -1,7 +1,8 @@
 """A benchmark's data in memory: the ID dataset's two splits and the evaluation sets with their roles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from opencil.data.images import Dataset, FeatureImages, Images, ImageSet
 from opencil.data.roles import SHIFTED, Role
@@ -27,6 +28,9 @@ class BenchmarkData:
     ood: dict[str, OOD]
     transform: Transform
     shifted: Mapping[str, ImageSet | FeatureImages] = field(default_factory=dict)  #: corrupted test images
+    backbone: Any = None  #: of features in place of images: passes them on
+    #: Return the same data as features of the frozen backbone, and yield progress where they are computed.
+    features: "Callable[[], Generator[Any, None, BenchmarkData]] | None" = None
 
     def __repr__(self) -> str:
         sets = ", ".join(f"{role} {name}" for name, role in self.roles.items())

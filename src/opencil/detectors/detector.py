@@ -101,6 +101,11 @@ class Detector(Values, ABC):
         return reads if self.scorer is self else reads | self.reads_to_score
 
     @property
+    def needs_images(self) -> bool:
+        """Return whether features do not suffice: it reads images, or the network's stages."""
+        return bool({"images", "layers"} & (self.reads_to_score | self.reads_to_set_up))
+
+    @property
     def set_up_on(self) -> CarryingSetup:
         """Return which images of a run the set-up uses: the value ``setup`` where there is one."""
         setup: CarryingSetup = getattr(

@@ -24,6 +24,8 @@ from opencil.nets.create import Named, checksum_weights, create_backbone
 Runtime = Literal["auto", "onnx", "torch"]
 #: Images in one pass on a CPU: activations of more do not fit into the cache.
 _TOGETHER = 8
+#: Values of a backbone that neither its architecture nor its weights depend on.
+_NOT_OWN = ("weights", "sha256", "freeze", "recompute")
 _TITLE = "opencil onnx 1 "
 
 
@@ -47,7 +49,7 @@ class FrozenNetwork:
         values: Mapping[str, Any] = {"name": named} if isinstance(named, str) else named
         self.backbone = create_backbone(**{**values, "freeze": True})
         self.width, self._arithmetic, self._cache = self.backbone.width, arithmetic, cache
-        own = {key: values[key] for key in sorted(values) if key not in ("weights", "sha256", "freeze")}
+        own = {key: values[key] for key in sorted(values) if key not in _NOT_OWN}
         #: Checksum of the architecture and the weights.
         self.digest = hashlib.sha256(f"{own} {checksum_weights(self.backbone)}".encode()).hexdigest()
         usable = self.device.type == "cpu" and all(map(find_spec, ("onnx", "onnxruntime", "onnxscript")))
@@ -136,5 +138,8 @@ def compute_features(
 
     Batches begin at multiples of ``size`` where ``start`` does: an image's features are the same bits.
     """
+    together = _TOGETHER if network.device.type == "cpu" else size
     for pixels in images.batches(torch.arange(start, len(images)), size):
-        yield network.features(transform.test(pixels.to(network.device)))
+        # Transformed in small parts as well, which stay in a CPU's cache.
+        parts = torch.split(pixels.to(network.device), together)
+        yield torch.cat([network.features(transform.test(part)) for part in parts])

@@ -18,16 +18,23 @@ from opencil.validation import check_arguments
 #: A backbone in a config: a name, or a mapping with a ``name`` and values.
 Named = str | dict[str, Any]
 #: Keys of every backbone in a config, beside the arguments of its function or class.
-COMMON = ("name", "weights", "sha256", "freeze")
+COMMON = ("name", "weights", "sha256", "freeze", "recompute")
 
 
 def create_backbone(
-    name: str, *, weights: str | None = None, sha256: str | None = None, freeze: bool = False, **values: Any
+    name: str,
+    *,
+    weights: str | None = None,
+    sha256: str | None = None,
+    freeze: bool = False,
+    recompute: bool = False,  # noqa: ARG001 - for the config's benchmark
+    **values: Any,
 ) -> Backbone:
     """Create a registered backbone, with published weights (``imagenet``) or weights from a safetensors file.
 
     The file is of the backbone or of a model of ours. ``sha256`` is the expected checksum of the file.
-    ``freeze`` excludes the weights from every training.
+    ``freeze`` excludes the weights from every training. Then a run computes features of all images once,
+    unless it is to ``recompute`` them in every step.
     """
     backbone = BACKBONES.create(name, **values)
     if not isinstance(backbone, Backbone) or not isinstance(getattr(backbone, "width", None), int):

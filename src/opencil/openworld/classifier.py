@@ -110,7 +110,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             features.append(found)
         if not names:
             raise BadInput("there are no images to learn: at least one is needed")
-        before = self._fitted and self._fitted.known
+        before = self._fitted.known if self._fitted is not None else None
         known = add_images(before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed)
         values = HeadValues(learner, (len(known.classes),), self.seed)
         fitted = finish(known, values, fit_head(values, known), detector, self.per)

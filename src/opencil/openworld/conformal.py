@@ -18,8 +18,8 @@ Per = Literal["all", "class", "task"]
 class Calibration:
     """Scores of images of known classes that neither learning nor set-up used.
 
-    ``group_of_class`` [C] is the group that images predicted as a class belong to. ``groups`` [n] are those of
-    the ``scores`` [n], sorted.
+    ``group_of_class`` [C] is the group of the images that are predicted as a class; ``groups`` [n] are those
+    of the ``scores`` [n], sorted.
     """
 
     scores: Tensor
@@ -63,8 +63,8 @@ class Calibration:
         return torch.tensor(found)
 
     def promise(self, reject: float) -> "Promise":
-        """Return what the thresholds promise; a group with too few images is named where there are several."""
-        counts = [int((self.groups == group).sum()) for group in self.group_of_class.unique()]
+        """Return what the thresholds promise, and for how many groups there are too few images."""
+        counts = [int((self.groups == group).sum()) for group in torch.unique(self.group_of_class)]
         needed, least = ceil(1 / reject - 1 - 1e-9), min(counts)
         if least >= needed:
             low, high = spread(reject, least)

@@ -34,8 +34,8 @@ UNKNOWN = "unknown"
 class Known:
     """Features [N, D] of the images learned, by class and by key, whatever the order they were learned in.
 
-    ``tasks`` is the call, counted from 1, that brought each class. Images that are ``held`` [N] out calibrate;
-    the others are for learning and set-up.
+    ``tasks`` is the call, counted from 1, that brought each class. Images that are ``held`` [N] out are for
+    calibration, the others for learning and set-up.
     """
 
     classes: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class Picture:
     problem: str = ""
 
 
-def read_pictures(items: Iterable[Item], preprocess: Callable[[Tensor], Tensor]) -> Iterator[Picture]:
+def read_pictures(items: Iterable[Item], preprocess: Callable[[Tensor], Tensor]) -> Generator[Picture]:
     """Yield decoded and preprocessed images in order; threads work on those ahead."""
 
     def prepare(item: Item) -> Picture:
@@ -79,6 +79,8 @@ def find_items(
     Dataset or a DataLoader. To learn, a folder has a folder for each class, and other images have labels.
     """
     if isinstance(images, str | Path):
+        if labels is not None:
+            raise BadInput("a folder has its classes as folders: leave labels out")
         found = _find_files(Path(images).expanduser(), learning)
         return found, len(found)
     if labels is not None:
@@ -93,7 +95,7 @@ def find_items(
         pairs = ((image, None) for image in images)
     elif hasattr(images, "batch_sampler"):  # a DataLoader
         pairs = (pair for batch in images for pair in _split_batch(batch))
-    elif hasattr(images, "__getitem__") and hasattr(images, "__len__"):
+    elif hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, Mapping):
         pairs = map(_split, map(images.__getitem__, range(len(images))))
     else:
         kind = type(images).__name__
@@ -131,7 +133,7 @@ def _split(item: Any) -> tuple[Any, Any]:
 
 def _split_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
     images, labels = _split(batch)
-    if not isinstance(images, Tensor | np.ndarray | list):
+    if not isinstance(images, Tensor | np.ndarray | list | tuple):
         raise BadInput(f"a batch has a {type(images).__name__} as images: a tensor or a list is needed")
     return zip(images, [None] * len(images) if labels is None else labels, strict=True)
 

@@ -1,5 +1,6 @@
 """The part of a classifier that does not change: preprocessing, and a network from images to features."""
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +11,21 @@ from torch import Tensor, nn
 from opencil.data.transforms import Transform
 from opencil.engine.forward import forward
 from opencil.engine.frozen import FrozenNetwork, Runtime
-from opencil.errors import BadInput
-from opencil.nets.create import Named, check_backbone, pin_weights, preprocessing, without_weights
-from opencil.nets.model import Classifier, Model
+from opencil.errors import BadInput, one_line
+from opencil.nets.create import (
+    Named,
+    check_backbone,
+    is_published,
+    pin_weights,
+    preprocessing,
+    without_weights,
+)
+from opencil.nets.model import Backbone, Classifier, Model
 from opencil.openworld.preprocessing import Preprocessing
 from opencil.validation import build
 
 #: Where networks are kept that were converted for ONNX Runtime.
-CACHE = Path("~/.cache/opencil")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "opencil")
 
 
 class Network(Protocol):
@@ -50,6 +58,8 @@ class Pretrained:
     ) -> None:
         named = {"name": backbone, "weights": "imagenet"} if isinstance(backbone, str) else dict(backbone)
         check_backbone(named)
+        if isinstance(backbone, str) and not is_published(named):
+            raise BadInput(f"backbone {backbone!r} has no published weights: give a mapping with its weights")
         values = preprocessing(named) if transform is None else transform
         if values is None:
             raise BadInput(f"backbone = {backbone!r} has no preprocessing of its own: give a transform")
@@ -71,9 +81,13 @@ class Pretrained:
     def frozen(self) -> FrozenNetwork:
         """Return the network."""
         named = without_weights(self.named) if self.tensors else self.named
+        assert not isinstance(named, Backbone)
         network = FrozenNetwork(named, self._runtime, self._device, cache=CACHE.expanduser())
         if self.tensors:
-            network.backbone.weighted.load_state_dict(dict(self.tensors))
+            try:
+                network.backbone.weighted.load_state_dict(dict(self.tensors))
+            except RuntimeError as error:
+                raise BadInput(f"stored weights are of another network: {one_line(error)}") from None
         return network
 
     def features(self, images: Tensor) -> Tensor:

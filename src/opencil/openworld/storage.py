@@ -1,13 +1,14 @@
 """One file for a classifier: a zip of JSON and safetensors, from which nothing is executed.
 
-The head is stored without the tensors that its blank draws again from the seed; a checksum covers all of them.
-The detector is set up again from stored features, and has to give the stored calibration scores.
+The head is stored without the tensors that a new one draws from its seed; a checksum covers them all. The
+detector is set up again from stored features, and has to give the stored calibration scores.
 """
 
 import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import count, takewhile
 from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ from opencil.nets.create import checksum_tensors, is_published, without_weights
 from opencil.openworld.fitting import HeadOf, HeadValues, Known, as_named, finish
 from opencil.openworld.network import Pretrained, Trained
 from opencil.registry import DETECTORS
-from opencil.validation import Count, Values, Whole, build
+from opencil.validation import Count, Values, build
 
 if TYPE_CHECKING:
     from opencil.engine.frozen import Runtime
@@ -36,6 +37,7 @@ FORMAT = 1
 _RECORD, _TENSORS = "classifier.json", "tensors.safetensors"
 #: The most bytes of the record, and the most that a head may draw anew.
 _LARGEST_RECORD, _LARGEST_DRAWN = 2**26, 2**30
+_LARGEST_SIDE = 4096  #: of images for the network, in pixels
 #: Largest difference of calibration scores computed again, relative to their size: of other processors.
 _TOLERANCE = 1e-3
 Found = TypeVar("Found", bound="OpenWorldClassifier")
@@ -54,7 +56,6 @@ class Record(Values):
     head: HeadValues
     sha256: str  #: of all tensors of the head
     threshold: tuple[float | None, ...]  #: of each class, at the stored ``reject``; None: nothing is rejected
-    carried: Whole = 0  #: number of statistics that the set-up of the detector is given
 
 
 def save(classifier: "OpenWorldClassifier", path: Path) -> None:
@@ -86,7 +87,6 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
         fitted.values,
         checksum_tensors(state),
         tuple(value if isfinite(value) else None for value in classifier.threshold_.tolist()),
-        len(fitted.carried),
     )
     text = json.dumps(asdict(record), indent=2)
     content = write_tensors({key: tensor.cpu().contiguous().clone() for key, tensor in tensors.items()})
@@ -147,11 +147,14 @@ def _restore(
     cls: type[Found], record: Record, tensors: dict[str, Tensor], runtime: "Runtime", device: str
 ) -> Found:
     """Return the classifier of a record and tensors, all of which are checked."""
+    if max(record.transform.crop, record.transform.resize or 0) > _LARGEST_SIDE:
+        raise BadInput(f"its images have more than {_LARGEST_SIDE} pixels a side")
     classifier = cls(**record.values, runtime=runtime, device=device)
     classifier._check()
     known = _check_known(Known(record.classes, record.tasks, **_part(tensors, "known.")))
     model = _restore_head(record, _part(tensors, "head."), known.features.shape[1])
-    carried = tuple(_part(tensors, f"carried.{number}.") for number in range(record.carried))
+    parts = (_part(tensors, f"carried.{number}.") for number in count())
+    carried = tuple(takewhile(bool, parts))
     detector = DETECTORS.create(**as_named(classifier.detector))
     fitted = finish(known, record.head, model, detector, classifier.per, carried)
     found, stored = fitted.calibration.scores, tensors["calibration.scores"]
@@ -161,8 +164,8 @@ def _restore(
         classifier._network = Trained(model.model, record.transform)
     else:
         named = classifier.backbone
-        if isinstance(named, dict) and named.get("weights") and not is_published(named):
-            raise BadInput("its network has weights in a file elsewhere, which is not opened")
+        if without_weights(named) != named and not is_published(named):
+            raise BadInput("its network has weights elsewhere, which are not opened")
         weights = _part(tensors, "network.")
         values = asdict(record.transform)
         classifier._network = Pretrained(named, values, runtime, device, weights)
@@ -201,7 +204,7 @@ def _restore_head(record: Record, stored: Mapping[str, Tensor], width: int) -> A
     if not stored.keys() <= shapes.keys() or drawn > _LARGEST_DRAWN:
         raise BadInput("its head has other tensors than its learner makes")
     model = record.head.blank(width)
-    state = model.state_dict() | stored
+    state = {**model.state_dict(), **stored}
     if checksum_tensors(state) != record.sha256:
         raise BadInput("the checksum of its head differs: it was stored by other versions, or is damaged")
     model.load_state_dict(state)

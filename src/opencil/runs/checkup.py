@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 
 from opencil._version import __version__
-from opencil.config import list_benchmarks, resolve
+from opencil.config import Config, list_benchmarks
+from opencil.config.resolving import describe_benchmark
 from opencil.data.file_dataset import FileDataset
 from opencil.engine.arithmetic import has_bfloat16
 from opencil.engine.device import resolve_device
@@ -101,7 +102,7 @@ def _check_devices() -> Iterator[Finding]:
 
 def _check_benchmark(name: str, root: Path | None) -> Finding:
     """Check whether a benchmark's datasets are embedded, or in the folder of downloads."""
-    read = splits(resolve({"benchmark": name}))
+    read = splits(Config(describe_benchmark(name), {}, {}))
     in_files = [(s.name, s.split, d) for s in read if isinstance(d := s.dataset, FileDataset)]
     if not in_files:
         return Finding("data", name, "embedded")

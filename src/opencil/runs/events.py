@@ -10,6 +10,7 @@ from opencil.engine.arithmetic import refused_operation
 from opencil.engine.loop import Progress
 from opencil.errors import OpenCILError
 from opencil.files import find_disk_error, write_text
+from opencil.runs.features import Computing
 from opencil.runs.spec import RunSpec
 from opencil.runs.store import LockedRun, RunFolder
 
@@ -25,6 +26,13 @@ class Event:
     """Something happened in a run."""
 
     run: RunSpec
+
+
+@dataclass(frozen=True)
+class Preparing(Event):
+    """More features are stored, which the run reads."""
+
+    progress: Computing
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import SideStream, cpu_threads, resolve_device
 from opencil.errors import BadInput, OpenCILError, no_exits
 from opencil.plugins import load_plugin
-from opencil.runs.events import Event, Failed, Finished, Training, failed
+from opencil.runs.events import Event, Failed, Finished, Preparing, Training, failed
 from opencil.runs.loading import check_place, describe_data, load, with_share
 from opencil.runs.provenance import environment
 from opencil.runs.run import run
@@ -98,6 +98,9 @@ def work(
                 with sharing():
                     already = spec.foreign is not None and folder.finished(spec)
                     opened = folder.opened(spec, environment(device) | describe_data(config, loaded))
+                if loaded.features is not None and not spec.learner().needs_images:
+                    for progress in loaded.features():
+                        yield Preparing(spec, progress)
                 training = run(spec, loaded, folder, checkpoint_seconds=place.checkpoint_seconds)
                 with opened, closing(training) as events:
                     while True:

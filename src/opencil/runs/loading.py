@@ -8,6 +8,7 @@ from typing import Any
 from opencil.config import Config, PlaceConfig, resolve
 from opencil.data.benchmark import OOD, BenchmarkData, find_dataset
 from opencil.data.check import BenchmarkSplit, describe
+from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Access
 from opencil.data.roles import SHIFTED
 from opencil.data.stream import count_classes
@@ -15,6 +16,7 @@ from opencil.data.streamed import count_workers
 from opencil.engine.device import resolve_device
 from opencil.engine.ranks import world_size
 from opencil.errors import BadInput, one_line
+from opencil.runs.features import FrozenData, measure_seconds
 
 
 def check_place(place: PlaceConfig) -> None:
@@ -50,13 +52,14 @@ def load(config: Config, ood: bool = True) -> BenchmarkData:
         raise BadInput(f"the classes of {train.name!r} in training and test images differ: {one_line(which)}")
     benchmark.check_classes(count_classes(train))
     roles = benchmark.ood.items() if ood else ()
-    return BenchmarkData(
+    data = BenchmarkData(
         train,
         test,
         {name: OOD(images, role) for (name, role), images in zip(roles, others, strict=True)},
         benchmark.transform.fit(train),
         {name: kind.make(name, test, read.root) for name, kind in benchmark.shifted.items() if ood},
     )
+    return replace(data, features=FrozenData(config, data)) if benchmark.stores_features else data
 
 
 def describe_data(config: Config, data: BenchmarkData) -> dict[str, Any]:
@@ -83,6 +86,28 @@ def splits(config: Config) -> list[BenchmarkSplit]:
     found = [BenchmarkSplit(b.id, of_id, "train", "ID"), BenchmarkSplit(b.id, of_id, "test", "ID")]
     ood = ((name, find_dataset(name, b.datasets), role) for name, role in b.ood.items())
     return [*found, *(BenchmarkSplit(name, made, "test", role) for name, made, role in ood)]
+
+
+def expect_features(config: Config) -> tuple[int, float] | None:
+    """Return how many features a config's runs have to compute at most, and an estimate of the seconds.
+
+    It is None where the backbone is not frozen. Nothing is decoded: where images are not prepared yet, all
+    are counted.
+    """
+    if not config.benchmark.stores_features:
+        return None
+    side, read, known, count = config.benchmark.image_size, access(config.place), True, 0
+    for entry in splits(config):
+        if isinstance(entry.dataset, FileDataset):
+            file = entry.dataset.prepared_file(entry.name, entry.split, side, read)
+            known, size = known and file.path.is_file(), len(file.on_disk.source)
+        else:
+            size = len(entry.dataset.serve(entry.name, entry.split, side, read))
+        is_test = (entry.role, entry.split) == ("ID", "test")
+        count += size * (1 + is_test * len(config.benchmark.shifted))
+    if known and isinstance(data := load(config).features, FrozenData):
+        count = data.count_missing()
+    return count, measure_seconds(config, count) if count else 0.0
 
 
 def access(place: PlaceConfig) -> Access:

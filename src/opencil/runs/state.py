@@ -23,10 +23,12 @@ from opencil.engine.forward import Inputs, Outputs, Statistics, forward
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.files import Damaged, checksum, damaged
-from opencil.nets.create import without_weights
+from opencil.nets.create import create_backbone, without_weights
+from opencil.nets.features import StoredFeatures
 from opencil.nets.model import Model
 from opencil.plugins import require
 from opencil.registry import DETECTORS, LEARNERS
+from opencil.runs.features import finish
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
 from opencil.runs.spec import RunSpec, Seeds, training_values
@@ -88,7 +90,10 @@ class Run:
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
-        self.spec, self.folder, self.data = spec, folder, data
+        self.spec, self.folder, self.learner = spec, folder, spec.learner()
+        if data.features is not None and not self.learner.needs_images:
+            data = finish(data.features())
+        self.data = data
         order = spec.values.get("class_order") if spec.foreign else None
         self.stream = data.stream(spec.classes_per_step, spec.seeds.class_order if order is None else order)
         #: The shifted test images with the stream's labels: a step's are at the indices of its test images.
@@ -96,12 +101,11 @@ class Run:
             name: replace(images, labels=self.stream.test.labels, classes=self.stream.test.classes)
             for name, images in data.shifted.items()
         }
-        self.learner = spec.learner()
         self.setting = Setting(
             images=self.stream.train,
             test_images=self.stream.test,
             transform=data.transform,
-            backbone=spec.benchmark.backbone,
+            backbone=data.backbone or spec.benchmark.backbone,
             batch_size=spec.benchmark.batch_size,
             initialisation_seed=spec.seeds.initialisation,
             data_seed=spec.seeds.data_order,
@@ -153,6 +157,21 @@ class Run:
     def model(self, number: int) -> Model:
         """Return a copy of a stored step's model θ."""
         return self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
+
+    def whole_model(self, number: int) -> Model:
+        """Return a copy of a stored step's model that reads images, where ``model`` reads stored features.
+
+        Its images are those of ``spec.benchmark.transform``.
+        """
+        model = self.model(number)
+        if self.data.backbone is not None:
+            named = self.spec.benchmark.backbone
+            network = create_backbone(**({"name": named} if isinstance(named, str) else named))
+            for module in [*model.modules()]:
+                for name, part in module.named_children():
+                    if isinstance(part, StoredFeatures):
+                        setattr(module, name, network)
+        return self.setting.move_to_device(model, evaluate=True)
 
     def memory(self, number: int) -> Memory:
         """Return the memory after a stored step; it is empty before the first."""

@@ -40,6 +40,8 @@ class AugMix(Tuner):
         "without the clean image."
     )
 
+    changes_images = True
+
     weight: NonNegative = 12.0  #: of the Jensen-Shannon divergence
     severity: Severity = 1.0
     width: Count = 3

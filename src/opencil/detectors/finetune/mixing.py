@@ -27,6 +27,8 @@ def dirichlet(concentration: float, shape: tuple[int, ...], numbers: torch.Gener
 class Mixer:
     """Draw mixtures of two new images for a tuner with a ``concentration`` of b ~ Beta."""
 
+    changes_images = True
+
     concentration: float
 
     def draw(self, iterations: int, batch: int, parts: int, numbers: torch.Generator) -> tuple[Tensor, ...]:

@@ -30,6 +30,8 @@ class RegMix(Tuner):
         r"\bar x = \lambda x_i + (1 - \lambda) x_j"
     )
 
+    changes_images = True
+
     share: Fraction = 0.5  #: of mixtures in the loss
     concentration: Concentration = 10.0  #: of λ ~ Beta(10, 10)
 

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,16 @@ class Tuner(Detector):
     setup_reads = frozenset({"images", "labels"})
     needs_setup = True
     needs_old = True
+    changes_images: ClassVar[bool] = False  #: whether the loss reads mixed or further augmented images
     named = {"stated": {"schedule": {"lr": 0.1}}}
 
     def __post_init__(self) -> None:
         _ = self.post_hoc  # raises if it is not valid
+
+    @property
+    def needs_images(self) -> bool:
+        """Return whether features of its views do not suffice: it or its scorer reads images."""
+        return self.changes_images or bool({"images", "layers"} & self.reads_to_score)
 
     @cached_property
     def post_hoc(self) -> Detector | None:
