@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, openworld, report, run, runs, submissions, tune
+from opencil.cli import check, data, openworld, report, run, runs, serve, submissions, tune
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -29,6 +29,8 @@ for _name, _command, _example in (
     ("report", report.report, "runs --table main --compare paper --html report.html"),
     ("learn", openworld.learn, "photos --model birds.opencil"),
     ("predict", openworld.predict, "inbox --model birds.opencil --out predictions.csv"),
+    ("export", serve.export, "birds.opencil birds.onnx"),
+    ("serve", serve.serve, "birds.opencil --save"),
     ("submit", submissions.submit, "runs --out my-submission --submitter 'Ada Lovelace'"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)

@@ -224,6 +224,11 @@ class Detector(Values, ABC):
             scores = self._standards.standardise(scores, outputs.logits)
         return scores.numpy(force=True) if plain else scores  # type: ignore[return-value]
 
+    def score_unchecked(self, outputs: Outputs) -> Tensor:
+        """Return the score of each sample of complete outputs, as a graph that can be exported."""
+        scores = self.scores(outputs).float()
+        return self._standards.standardise(scores, outputs.logits) if self.by_task else scores
+
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         """Return the scores before any standardisation, finite and one for each sample."""
         with FULL.active():

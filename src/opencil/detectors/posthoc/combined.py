@@ -73,7 +73,9 @@ class Combined(CarryingDetector):
         return ((self._both(outputs) - self._mean) / self._spread).sum(dim=1)
 
     def _both(self, outputs: Outputs) -> Tensor:
-        return torch.stack([self._density.scores(outputs), self._logit.scores(outputs)], dim=1)
+        density, logit = self._density.scores(outputs), self._logit.scores(outputs)
+        wide = torch.promote_types(density.dtype, logit.dtype)  # by name: ONNX promotes nothing
+        return torch.stack([density.to(wide), logit.to(wide)], dim=1)
 
     def _hold_out(self, outputs: Outputs) -> Tensor:
         """Return whether each sample is held out: of every class a share, and not all."""
