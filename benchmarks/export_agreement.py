@@ -2,23 +2,51 @@
 
     python -m benchmarks.export_agreement birds.opencil photos/birds photos/others --images 500
 
-The first of every four images is made grey, and every second is resized to an odd size.
+Every fourth image is made grey, and every second is resized to an odd size.
 """
 
 import argparse
 import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from opencil.data.readers.image_files import find_images
 from opencil.openworld.classifier import OpenWorldClassifier
 from opencil.openworld.export import OUTPUTS, export
 from opencil.openworld.preprocessing import decode_image
+
+#: Score, label and p-value of an image.
+Row = tuple[float, str, float]
+Run = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def read_images(folders: list[Path], count: int) -> list[Tensor]:
+    numbers, images = random.Random(0), list[Tensor]()
+    files = [path for folder in folders for path in find_images(folder)]
+    for number, path in enumerate(numbers.sample(files, count)):
+        image = decode_image(path.read_bytes, str(path))
+        if number % 4 == 0:
+            image = image[:1].expand(3, -1, -1)
+        if number % 2:
+            size = numbers.randint(20, 700), numbers.randint(20, 700)
+            image = F.interpolate(image[None].float(), size=size)[0].to(torch.uint8)
+        images.append(image.contiguous())
+    return images
+
+
+def rows_by(run: Run, classes: list[str], images: list[Tensor]) -> list[Row]:
+    rows = []
+    for image in images:
+        with torch.no_grad():
+            logits, score, p_value, known = run(image[None])
+        rows.append((float(score), classes[int(logits.argmax())] if known else "unknown", float(p_value)))
+    return rows
 
 
 def main() -> None:
@@ -28,55 +56,40 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     values = parser.parse_args()
     classifier = OpenWorldClassifier.load(values.model)
-    files = [path for folder in values.folders for path in find_images(folder)]
-    numbers = random.Random(0)
-    chosen = numbers.sample(files, values.images)
-    images = []
-    for number, path in enumerate(chosen):
-        image = decode_image(path.read_bytes, str(path))
-        if number % 4 == 0:
-            image = image[:1].expand(3, -1, -1).contiguous()
-        if number % 2:
-            size = numbers.randint(20, 700), numbers.randint(20, 700)
-            image = F.interpolate(image[None].float(), size=size).to(torch.uint8)[0]
-        images.append(image)
-    with tempfile.TemporaryDirectory() as folder:
-        for ending in ("onnx", "pt2"):
-            print(f"exported to .{ending}, {export(classifier, Path(folder, f'it.{ending}')).difference:.1e} apart")
-        session = onnxruntime.InferenceSession(Path(folder, "it.onnx"))
-        program = torch.export.load(Path(folder, "it.pt2")).module()
     model, detector, limits = classifier.model_, classifier.detector_, classifier.threshold_
-    found: dict[str, list[tuple[float, str, float]]] = {"torch": [], "onnx": [], "pt2": []}
-    threshold = limits[:1]
+    images = read_images(values.folders, values.images)
 
-    def note(runtime: str, logits: torch.Tensor, score: torch.Tensor, p_value: torch.Tensor, known: bool) -> None:
-        label = classifier.classes_[int(logits.argmax())] if known else "unknown"
-        found[runtime].append((float(score), label, float(p_value)))
+    def by_torch(pixels: Tensor) -> tuple[Tensor, ...]:
+        features = model.features(classifier.preprocessing_(pixels))
+        logits = model.classify(features)
+        score, predicted = detector.score(features, logits, classify=model.classify), logits.argmax(dim=1)
+        return logits, score, classifier.calibration_.p_values(score, predicted), score >= limits[predicted]
 
-    for image in images:
-        pixels = image[None]
-        with torch.no_grad():
-            features = model.features(classifier.preprocessing_(pixels))
-            logits = model.classify(features)
-            score = detector.score(features, logits, classify=model.classify)
-            p_value = classifier.calibration_.p_values(score, logits.argmax(dim=1))
-            note("torch", logits, score, p_value, bool(score >= limits[logits.argmax()]))
-            logits, score, p_value, known = program(pixels, threshold)
-            note("pt2", logits, score, p_value, bool(known))
-        logits, score, p_value, known = session.run(list(OUTPUTS), {"images": pixels.numpy()})
-        note("onnx", torch.from_numpy(logits), torch.from_numpy(score), torch.from_numpy(p_value), bool(known))
-    predictions = classifier.predict(images)
-    found["predict"] = list(zip(predictions["score"], predictions["label"], predictions["p_value"], strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        done = [export(classifier, Path(folder, name)) for name in ("it.onnx", "it.pt2")]
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(done[0].path, options)
+        program = torch.export.load(done[1].path).module()
+    threshold = torch.tensor(done[1].metadata["threshold"])
+
+    def by_onnx(pixels: Tensor) -> tuple[Tensor, ...]:
+        return tuple(map(torch.from_numpy, session.run(list(OUTPUTS), {"images": pixels.numpy()})))
+
+    runs = {"torch": by_torch, "ONNX Runtime": by_onnx, "torch.export": lambda p: program(p, threshold)}
+    found = {name: rows_by(run, classifier.classes_, images) for name, run in runs.items()}
+    table = classifier.predict(images)
+    found["predict"] = list(zip(table["score"], table["label"], table["p_value"], strict=True))
     expected = found.pop("torch")
-    sizes = {tuple(image.shape[1:]) for image in images}
-    print(f"{len(images)} images of {len(sizes)} sizes; {sum(label == 'unknown' for _, label, _ in expected)} unknown")
-    for runtime, rows in found.items():
-        apart = max(abs(a[0] - b[0]) for a, b in zip(rows, expected, strict=True))
-        labels = sum(a[1] != b[1] for a, b in zip(rows, expected, strict=True))
-        p_values = max(abs(a[2] - b[2]) for a, b in zip(rows, expected, strict=True))
-        print(f"{runtime:8} score {apart:.1e} apart, {labels} other labels, p_value {p_values:.1e} apart")
-    scores = np.array([score for score, _, _ in expected])
-    print(f"scores from {scores.min():.1f} to {scores.max():.1f}")
+    unknown, sizes = sum(row[1] == "unknown" for row in expected), {image.shape for image in images}
+    scores = [row[0] for row in expected]
+    print(f"{len(images)} images of {len(sizes)} sizes, {unknown} unknown")
+    print(f"scores {min(scores):.1f} to {max(scores):.1f}")
+    for name, rows in found.items():
+        pairs = list(zip(rows, expected, strict=True))
+        apart, p_apart = (max(abs(a[i] - b[i]) for a, b in pairs) for i in (0, 2))
+        labels = sum(a[1] != b[1] for a, b in pairs)
+        print(f"{name:13} scores {apart:.1e} apart, p-values {p_apart:.1e} apart, {labels} other labels")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import opencil
 from opencil.cli import app
 from opencil.detectors.finetune.augmix import AugMix
 from opencil.detectors.finetune.npos import NPOS
+from opencil.openworld.network import Pretrained
+from tests.openworld.conftest import picture
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -142,6 +144,35 @@ def test_ten_foreign_checkpoints(
     exec(FOREIGN_STEPS.replace('benchmark="cifar100", k=10', quick), names)
     assert set(names["results"].rows["step"]) == set(range(1, 11))
     assert "small, 2 classes per step: OOD detection" in capsys.readouterr().out
+
+
+OPEN_WORLD = """
+import opencil
+
+clf = opencil.OpenWorldClassifier(reject=0.05)
+clf.learn("photos/first")
+print(clf.predict("inbox"))
+clf.learn("photos/new")
+clf.save("birds.opencil")
+"""
+
+
+def test_an_open_world_classifier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With patterns for photographs, and coarse pixels for the features of a network."""
+    assert lines(shown(OPEN_WORLD, "deploy.md")) <= 5
+
+    def features(self: object, images: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(images, 4).flatten(1)
+
+    monkeypatch.setattr(Pretrained, "features", features)
+    monkeypatch.chdir(tmp_path)
+    for label, folder in enumerate(["photos/first/a", "photos/first/b", "photos/new/c", "inbox"]):
+        Path(folder).mkdir(parents=True)
+        for n in range(50):
+            Image.fromarray(picture(label, n)).save(Path(folder, f"{n}.png"))
+    names: dict[str, Any] = {}
+    exec(OPEN_WORLD, names)
+    assert opencil.OpenWorldClassifier.load("birds.opencil").classes_ == ["a", "b", "c"]
 
 
 # --- files that --plugin and commands take -----------------------------------------------------------

@@ -74,9 +74,9 @@ def test_exported_graphs_have_the_same_numbers(resize: int, interpolation: str) 
     for height, width in SIZES:
         images = smooth_images(3, height, width)
         expected = module(images)
-        torch.testing.assert_close(program.module()(images), expected)
+        torch.testing.assert_close(program.module()(images), expected, rtol=0, atol=3e-6)
         (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=3e-6)
 
 
 def test_impossible_values_are_refused() -> None:

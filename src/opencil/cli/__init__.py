@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, openworld, report, run, runs, stream, submissions, tune
+from opencil.cli import check, data, openworld, report, run, runs, serve, stream, submissions, tune
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -29,12 +29,9 @@ for _name, _command, _example in (
     ("report", report.report, "runs --table main --compare paper --html report.html"),
     ("learn", openworld.learn, "photos --model birds.opencil"),
     ("predict", openworld.predict, "inbox --model birds.opencil --out predictions.csv"),
-    (
-        "open-world",
-        stream.open_world,
-        "--benchmark cifar100-pretrained --cil ranpac,slda --detector combined",
-    ),
-    ("open-world", stream.open_world, "--benchmark cifar100-pretrained --cil ranpac,slda --detector combined"),
+    ("export", serve.export, "birds.opencil birds.onnx"),
+    ("serve", serve.serve, "birds.opencil --save"),
+    ("open-world", stream.open_world, "--benchmark cifar100-pretrained --cil slda,ranpac --detector msp"),
     ("submit", submissions.submit, "runs --out my-submission --submitter 'Ada Lovelace'"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)

@@ -105,7 +105,7 @@ class Transform(Values):
         height, width = images.shape[-2:]
         if self.resize is None or min(height, width) == self.resize:
             return images
-        return resize_shorter_side(images, self.resize, self.interpolation).round().to(torch.uint8)
+        return resize_shorter_side(images.float(), self.resize, self.interpolation).round().to(torch.uint8)
 
     def channel_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return mean and std [3, 1, 1]; raise if they are not computed yet."""
@@ -132,12 +132,16 @@ class Untransformed(Transform):
         return images
 
 
-def resize_shorter_side(images: Tensor, side: int, interpolation: str) -> Tensor:
-    """Resize bytes [B, 3, H, W] with anti-aliasing to float pixels 0 … 255; torch and ONNX can export it."""
-    height, width = images.shape[-2:]
-    short = torch.sym_min(height, width)  # type: ignore[no-untyped-call]
-    size = [(2 * side * length + short) // (2 * short) for length in (height, width)]  # rounded
-    return F.interpolate(images.float(), size=size, mode=interpolation, antialias=True).clamp(0, 255)
+def resize_shorter_side(pixels: Tensor, side: int, interpolation: str) -> Tensor:
+    """Resize floating-point pixels [B, 3, H, W] with anti-aliasing; bicubic ones stay within 0 … 255."""
+    height, width = pixels.shape[-2:]
+    size = [scale_length(length, min(height, width), side) for length in (height, width)]
+    return F.interpolate(pixels, size=size, mode=interpolation, antialias=True).clamp(0, 255)
+
+
+def scale_length(length: int, short: int, side: int) -> int:
+    """Return the rounded length of a side where the shorter one becomes ``side``."""
+    return (2 * side * length + short) // (2 * short)
 
 
 def crop_centre(images: Tensor, height: int, width: int) -> Tensor:

@@ -197,7 +197,9 @@ def _pack_onnx(program: ExportedProgram, metadata: dict[str, Any]) -> bytes:
 def _load_onnx(content: bytes) -> Run:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that the threshold can be replaced
+    session = onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
     return lambda images: [torch.from_numpy(v) for v in session.run(None, {"images": images.numpy()})]
 
 

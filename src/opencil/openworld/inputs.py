@@ -95,7 +95,7 @@ def find_items(
         pairs = ((image, None) for image in images)
     elif hasattr(images, "batch_sampler"):  # a DataLoader
         pairs = (pair for batch in images for pair in _split_batch(batch))
-    elif hasattr(images, "__getitem__") and hasattr(images, "__len__"):
+    elif hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, Mapping):
         pairs = map(_split, map(images.__getitem__, range(len(images))))
     else:
         kind = type(images).__name__
@@ -152,14 +152,14 @@ def _name(pairs: Iterable[tuple[Any, Any]], classes: Any) -> Iterator[Item]:
 
 
 def to_pixels(image: Any, name: str) -> Tensor:
-    """Return an image as RGB bytes, uint8 [3, H, W]: a file, an image of Pillow's, an array or a tensor.
+    """Return an image as RGB, uint8 [3, H, W]: a file or its bytes, an image of Pillow's, an array, a tensor.
 
     Arrays are grey [H, W], or have 1, 3 or 4 channels first or last, of bytes or of numbers in 0 … 1.
     """
     from PIL import Image, ImageOps
 
-    if isinstance(image, Path):
-        return decode_image(image.read_bytes, name)
+    if isinstance(image, Path | bytes):
+        return decode_image(image.read_bytes if isinstance(image, Path) else lambda: image, name)
     if isinstance(image, Image.Image):
         image = np.array(as_rgb(ImageOps.exif_transpose(image)))
     pixels = dense(image, f"image {name}")

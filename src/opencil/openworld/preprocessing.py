@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from opencil.data.readers.source import read_image
-from opencil.data.transforms import Transform, crop_centre, resize_shorter_side
+from opencil.data.transforms import Transform, crop_centre, resize_shorter_side, scale_length
 from opencil.errors import not_allowed
 
 #: Longer images lose their ends before they are resized: a line of pixels would become gigabytes.
@@ -39,14 +39,49 @@ class Preprocessing(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return normalised float32 images [N, 3, S, S]."""
         height, width = images.shape[-2:]
-        limits = (height, _LONGEST * width), (width, _LONGEST * height)
-        middle = [torch.sym_min(*pair) for pair in limits]  # type: ignore[no-untyped-call]
-        values, side = self.transform, self.transform.crop
-        assert values.resize is not None
-        resized = resize_shorter_side(crop_centre(images, *middle), values.resize, values.interpolation)
-        # A graph of any height and width does not know the size of the crop.
-        cropped = crop_centre(resized, side, side).reshape(images.shape[0], 3, side, side)
-        return (cropped / 255 - self.mean) / self.std
+        images = crop_centre(images, _smaller(height, _LONGEST * width), _smaller(width, _LONGEST * height))
+        resize, side, interpolation = self.transform.resize, self.transform.crop, self.transform.interpolation
+        assert resize is not None
+        if torch.compiler.is_exporting():
+            pixels = resize_by_products(images, resize, side, interpolation)
+        else:  # float64, since positions in float32 are off by 1e-5 pixels
+            pixels = resize_shorter_side(images.double(), resize, interpolation)
+            pixels = crop_centre(pixels, side, side).float()
+        return (pixels / 255 - self.mean) / self.std
+
+
+def resize_by_products(images: Tensor, resize: int, crop: int, interpolation: str) -> Tensor:
+    """Resize and crop uint8 images as products with two matrices: float pixels [N, 3, crop, crop].
+
+    Other runtimes have a resizing of their own, of other roundings. Matrices from positions in float64 are
+    the same everywhere.
+    """
+    height, width = images.shape[-2:]
+    short = _smaller(height, width)
+    rows, columns = (
+        _weights(length, scale_length(length, short, resize), crop, interpolation)
+        for length in (height, width)
+    )
+    return (rows @ images.float() @ columns.T).clamp(0, 255)
+
+
+def _weights(length: int, resized: int, crop: int, interpolation: str) -> Tensor:
+    """Return the weights [crop, length] of pixels in the middle pixels of a resized side."""
+    numbers = torch.arange(crop) + (resized - crop) // 2
+    centres = ((2 * numbers + 1) * length).double() / (2 * resized)  # exact up to the division
+    stretch = (torch.ones(1, dtype=torch.float64) * length / resized).clamp(min=1)
+    apart = ((torch.arange(length) + 0.5 - centres[:, None]) / stretch).abs()
+    if interpolation == "bilinear":
+        weights = (1 - apart).clamp(min=0)
+    else:  # Keys' cubic kernel with a = −1/2
+        near = (1.5 * apart - 2.5) * apart.square() + 1
+        far = ((2.5 - 0.5 * apart) * apart - 4) * apart + 2
+        weights = torch.where(apart < 1, near, torch.where(apart < 2, far, 0))
+    return (weights / weights.sum(dim=1, keepdim=True)).float()
+
+
+def _smaller(one: int, other: int) -> int:
+    return torch.sym_min(one, other)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def decode_image(read: Callable[[], bytes], name: str) -> Tensor:
