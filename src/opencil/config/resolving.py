@@ -132,7 +132,7 @@ def _methods(
     names = [*map(registry.translate, chosen)] or [name for name in flags if name != "*"] or written
     _check_names(registry, key, [{name: {} for name in names}, *sections])
     groups = registry.groups()
-    names = [name for name in names if name != "*"] or registry.default
+    names = [name for name in names if name != "*"] or list(registry.default)
     methods = {}
     for name in dict.fromkeys(member for each in names for member in groups.get(each, [each])):
         cls: Any = registry.entry(name).make

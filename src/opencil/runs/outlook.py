@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -91,8 +91,10 @@ def measure(config: Config, ahead: Outlook) -> Outlook:
     Its network trains on random images as at step 1, so no data are needed and nothing is written. The time
     of an image is extrapolated by each method's effort.
     """
-    own, root = config.benchmark.datasets.get(config.benchmark.id), config.place.data_root
-    found = own and own.find("train", Path(root) if root else None)
+    dataset, root = splits(config)[0].dataset, config.place.data_root
+    found = None
+    if isinstance(dataset, FileDataset) and dataset.classes is None:  # its files say how many there are
+        found = dataset.find("train", Path(root) if root else None)
     known = (len(found.source), len(found.source.classes)) if found else ()
     todo = [(run.spec, run.spec.works(*known)[run.trained :]) for run in ahead.runs if not run.done]
     place, work = config.place, sum(sum(works) for _, works in todo)
@@ -115,12 +117,11 @@ def _time_image(spec: RunSpec, device: torch.device) -> float | None:
     transform = replace(b.transform, mean=(0.5,) * 3, std=(0.25,) * 3)
     setting = Setting(images, images, transform, b.backbone, b.batch_size, 0, 0, spec.training)
     task, ends = learner.begin(setting, stream[0], b.empty_memory, None), list[float]()
-    with closing(learner.learn(task)) as iterations:
-        for progress in iterations:
-            float(progress.loss)  # waits for the device
-            ends.append(time.monotonic())
-            if len(ends) >= _FEWEST and ends[-1] > begun + _SECONDS:
-                break
+    for progress in learner.learn(task):
+        float(progress.loss)  # waits for the device
+        ends.append(time.monotonic())
+        if len(ends) >= _FEWEST and ends[-1] > begun + _SECONDS:
+            break
     taken = [end - start for start, end in pairwise(ends[2:])]  # the first ones prepare more
     return median(taken) / b.batch_size if taken else None
 

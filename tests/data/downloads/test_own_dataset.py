@@ -12,7 +12,7 @@ from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform, statistics
 from opencil.errors import BadInput
 from opencil.runs.loading import load
-from opencil.runs.outlook import outlook
+from opencil.runs.outlook import measure, outlook
 from opencil.runs.spec import plan
 
 Picture = Callable[..., Path]
@@ -133,6 +133,8 @@ def test_a_class_more_than_a_finished_run_has_learned_is_noticed(root: Path, tre
             outlook(config(root))
     assert len(made(overwrite=True).runs[0].stream) == 3
     assert outlook(config(root)).done == 1
+    ahead = measure(config(root, YML, "seed.runs=1"), outlook(config(root, YML, "seed.runs=1")))
+    assert ahead.training, "by the images that are there"
 
 
 def test_statistics_are_the_plain_ones(root: Path) -> None:

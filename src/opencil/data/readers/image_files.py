@@ -16,7 +16,6 @@ import numpy as np
 
 from opencil.data.images import Split
 from opencil.data.readers.source import LARGEST_FILE, SUFFIXES, FileSource, Layout
-from opencil.engine.seeding import derive
 from opencil.errors import BadInput
 
 
@@ -79,7 +78,7 @@ def read_part(folder: Path, part: Split, share: float, seed: int) -> FileSource:
         if len(own) < 2:
             raise BadInput(f"class {name!r} of {folder} has 1 image: to be split it needs 2 or more")
         held_out = min(max(1, round(share * len(own))), len(own) - 1)
-        drawn = np.random.default_rng(derive(seed, "split", name)).permutation(own)
+        drawn = np.random.default_rng([seed, *os.fsencode(name)]).permutation(own)
         rows += sorted((drawn[:held_out] if part == "test" else drawn[held_out:]).tolist())
     return FileSource(source.labels[rows], source.classes, [source.paths[row] for row in rows])
 
