@@ -37,6 +37,6 @@ function bestModel(group) {
   const first = group.cils.filter(({ name, bound, variant }) => name in group.answers && !bound && !variant)
     .map(({ name }) => [name, ...group.answers[name].best[0]]);
   const most = Math.max(...first.map((one) => one[4]));
-  const sign = lower(data.main[0]) ? -1 : 1;
+  const sign = first.length && lower(data.main[0]) ? -1 : 1;
   return first.filter((one) => one[4] === most).sort((a, b) => sign * (b[2] - a[2]))[0]?.[0];
 }
