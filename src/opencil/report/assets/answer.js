@@ -27,7 +27,7 @@ function showAnswer(view) {
   const accuracy = group.averages.accuracy?.[""]?.[""]?.[`${state.model}\n`];
   const seeds = first[3];
   put(
-    "verdict-basis", `${arrow(data.main[0])} in percent, all OOD sets, mean over `,
+    "verdict-basis", term(arrow(data.main[0]), definition(data.main[0])), " in percent, all OOD sets, mean over ",
     plural(needed(view, data.main[0]), "step"), seeds > 1 ? `, ± standard deviation over ${seeds} seeds. ` : ". ",
     accuracy ? `Accuracy of the model: ${value(...accuracy)}. ` : "", oneSeed(seeds) ?? "",
   );
