@@ -22,7 +22,8 @@ function showAnswer(view) {
     + ` in the mean. On one seed: by ${data.noise} points or more.`);
   put(
     "verdict", el("strong", {}, named(first)), alike.length ? ["; ", list(alike)] : "",
-    few.length ? ["; ", single, list(few)] : "", alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
+    few.length ? ["; ", single, list(few)] : "",
+    alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
   );
   const accuracy = group.averages.accuracy?.[""]?.[""]?.[`${state.model}\n`];
   const seeds = first[3];
