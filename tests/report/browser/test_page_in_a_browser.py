@@ -366,6 +366,16 @@ def test_accuracy_and_forgetting_are_of_models_alone(
         assert not browser.evaluate("document.getElementById('grid').checkVisibility()")
 
 
+def test_a_study_without_detectors_shows_its_models(
+    show: Callable[..., Any], made_up: Rows, record: Record
+) -> None:
+    rows = pd.concat([made_up(cil=cil, detectors=()) for cil in ("icarl", "wa")])
+    browser = show(rows, [record(cil=cil, detectors={}) for cil in ("icarl", "wa")])
+    assert browser.evaluate("document.querySelector('select[name=metric]').value") == "accuracy"
+    assert sorted(browser.legend()) == ["WA", "iCaRL"]
+    assert "No detector" in browser.evaluate("document.getElementById('verdict-basis').innerText")
+
+
 def test_a_phone_shows_one_model_at_a_time_as_cards(
     show: Callable[..., Any], uneven: pd.DataFrame, record: Record
 ) -> None:

@@ -22,12 +22,13 @@ function showAnswer(view) {
     + ` in the mean. On one seed: by ${data.noise} points or more.`);
   put(
     "verdict", el("strong", {}, named(first)), alike.length ? ["; ", list(alike)] : "",
-    few.length ? ["; ", single, list(few)] : "", alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
+    few.length ? ["; ", single, list(few)] : "",
+    alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
   );
   const accuracy = group.averages.accuracy?.[""]?.[""]?.[`${state.model}\n`];
   const seeds = first[3];
   put(
-    "verdict-basis", `${arrow(data.main[0])} in percent, all OOD sets, mean over `,
+    "verdict-basis", term(arrow(data.main[0]), definition(data.main[0])), " in percent, all OOD sets, mean over ",
     plural(needed(view, data.main[0]), "step"), seeds > 1 ? `, ± standard deviation over ${seeds} seeds. ` : ". ",
     accuracy ? `Accuracy of the model: ${value(...accuracy)}. ` : "", oneSeed(seeds) ?? "",
   );
@@ -37,6 +38,6 @@ function bestModel(group) {
   const first = group.cils.filter(({ name, bound, variant }) => name in group.answers && !bound && !variant)
     .map(({ name }) => [name, ...group.answers[name].best[0]]);
   const most = Math.max(...first.map((one) => one[4]));
-  const sign = lower(data.main[0]) ? -1 : 1;
+  const sign = first.length && lower(data.main[0]) ? -1 : 1;
   return first.filter((one) => one[4] === most).sort((a, b) => sign * (b[2] - a[2]))[0]?.[0];
 }

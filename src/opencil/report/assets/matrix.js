@@ -77,7 +77,8 @@ function showMatrix(view) {
     ? "A name with @ is its method under other values, and has no place. " : "";
   const deviations = dense && view.seeds.length > 1 ? "Deviations: point at a value, or save the table. " : "";
   $("matrix-hint").replaceChildren(
-    `${arrow(metric)}, ${basis(view)}. The stronger the colour, the better the place in its column: `,
+    term(arrow(metric), definition(metric)),
+    `, ${basis(view)}. The stronger the colour, the better the place in its column: `,
     el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
     el("span", { class: "third" }, "third"), `. A CIL method's name sorts by it. ${variants}${deviations}`,
   );

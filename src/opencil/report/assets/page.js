@@ -43,7 +43,10 @@ function fold() { // a phone shows the headings of long parts
     part.open = part.id === "choices" || part.dataset.long ? !phone.matches : false;
   }
 }
-phone.addEventListener("change", () => { fold(); show(); });
+phone.addEventListener("change", () => {
+  if (!phone.matches) $("choices").open = true; // a wide page has no heading to open it by
+  show();
+});
 for (const link of document.querySelectorAll('nav a, a.skip')) {
   link.addEventListener("click", (event) => { // the address holds the selection: scroll without it
     event.preventDefault();
