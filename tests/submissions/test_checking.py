@@ -203,6 +203,39 @@ def test_test_images_that_a_detector_was_set_up_on_are_left_out_again(
     assert any("klm@released leaves out" in problem for problem in check_submission(folder).problems)
 
 
+MARGIN = """
+import dataclasses, opencil
+
+@opencil.register_detector("margin")
+@dataclasses.dataclass
+class Margin(opencil.LogitDetector):
+    \"\"\"Difference of the two largest logits.\"\"\"
+
+    def scores(self, outputs):
+        first, second = outputs.logits.topk(2, dim=1).values.T
+        return first - second
+"""
+
+
+def test_the_text_of_a_plugin_is_submitted_and_compared(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    file = tmp_path / "margin.py"
+    file.write_text(MARGIN, encoding="utf-8")
+    opencil.load_plugin(str(file))
+    for _ in opencil.execute(tiny(tmp_path / "runs", detector="margin")):
+        pass
+    file.write_text(MARGIN + "# changed", encoding="utf-8")
+    with pytest.raises(BadInput, match="has changed"):
+        list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    file.write_text(MARGIN, encoding="utf-8")
+    assert list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    text = tmp_path / "ada/plugins/margin.py"
+    assert text.read_text(encoding="utf-8") == MARGIN
+    assert check_submission(tmp_path / "ada").problems == []
+    text.write_text("raise SystemExit(9)", encoding="utf-8")  # not run by the check
+    seal(tmp_path / "ada")
+    assert any("plugins/margin.py" in problem for problem in check_submission(tmp_path / "ada").problems)
+
+
 def test_other_images_than_those_of_another_submission_are_noted(submitted: Path) -> None:
     other = Path(shutil.copytree(submitted, submitted.with_name("bob")))
 

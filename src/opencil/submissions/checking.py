@@ -93,8 +93,8 @@ def _compare_description(found: Checked, stated: Description) -> None:
     described = describe(found.study)
     then, now = flat({name: stated["runs"][name] for name in described}), flat(described)
     found.problems += [
-        f"submission.json says {key} = {then.get(key, 'nothing')}, its rows and records say "
-        f"{now.get(key, 'nothing')}"
+        f"submission.json says {key} = {_shorten(then.get(key, 'nothing'))}, its rows and records say "
+        f"{_shorten(now.get(key, 'nothing'))}"
         for key in sorted(then.keys() | now.keys())
         if then.get(key, ...) != now.get(key, ...)
     ]
@@ -119,6 +119,12 @@ def _compare_description(found: Checked, stated: Description) -> None:
     ]
     if unknown := sorted(key for key, several in digests.items() if not several):
         found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+
+
+def _shorten(value: object) -> str:
+    """Return a value as text, of a checksum its beginning."""
+    text = str(value)
+    return f"{text[:12]}…" if len(text) == 64 else text
 
 
 def _digests(described: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
