@@ -151,9 +151,9 @@ def _find_scored(tensors: Mapping[str, Tensor], detector: str, step: Step) -> Te
 
 
 def _check_count(tensors: Mapping[str, Tensor], name: str, images: int, step: int, steps: int) -> None:
-    """Refuse scores of another number of images than a step's share of an OOD set."""
-    stored = tensors.get(f"{name}/predicted")
-    if stored is None or f"{name}/labels" in tensors:
+    """Refuse scores of another number of images than a step's share of a set, or its test images shifted."""
+    if (stored := tensors.get(f"{name}/predicted")) is None:
         return
-    if len(stored) != (share := max(1, round(images * step / steps))):
+    share = len(tensors["/labels"]) if f"{name}/labels" in tensors else max(1, round(images * step / steps))
+    if len(stored) != share:
         raise BadInput(f"{name} has {len(stored)} scores, and its share of {images} images is {share}")
