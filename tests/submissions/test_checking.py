@@ -299,7 +299,9 @@ def test_files_of_anyone_end_in_sentences(submitted: Path) -> None:
         write_study(study, submitted)
         seal(submitted)
         assert check_submission(submitted).problems
-    assert check_submission(submitted.parent / "nowhere").problems
+    assert check_submission(submitted.parent / "nowhere").problems == [
+        "SHA256SUMS cannot be used (it is missing)"
+    ]
 
 
 def rerun(submitted: Path, runs: Path, tiny: Callable[..., Any], *settings: str) -> Path:

@@ -23,7 +23,7 @@ from opencil.data.stream import Step, StepSizes
 from opencil.errors import BadInput
 from opencil.evaluation.metric import Samples, metric_of
 from opencil.evaluation.protocol import measure_samples
-from opencil.files import damaged, read_bytes, write_bytes
+from opencil.files import read_bytes, write_bytes
 from opencil.runs.protocol import measure_accuracies
 from opencil.runs.state import Run, StepOutputs
 from opencil.runs.store import pack
@@ -80,7 +80,7 @@ def recompute(folder: Path, run: RunRecord, rows: pd.DataFrame) -> Recomputed:
             found += [(number, *values) for values in _measure_step(tensors, run, number, metrics)]
         except (BadInput, SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
             reason = f"{error} is missing in it" if isinstance(error, KeyError) else error
-            problems.append(str(damaged(path.relative_to(folder), reason).reason) + f" (step {number})")
+            problems.append(f"{reason} (step {number})")
     again = pd.DataFrame(found, columns=[*_KEYS, "again"])
     both = rows.merge(again, on=_KEYS)
     size = both["value"].abs().clip(lower=1)
