@@ -176,6 +176,8 @@ def test_scores_without_a_set_or_with_fewer_images_are_named(submitted: Path) ->
     for changed in (
         {name: tensor for name, tensor in whole.items() if name != "noise/scores/msp"},
         {name: tensor[:50] if name.startswith("noise/") else tensor for name, tensor in whole.items()},
+        {name: tensor[:50] if name.startswith("corrupted/") else tensor for name, tensor in whole.items()},
+        {name: tensor[:50] if name.startswith("future/") else tensor for name, tensor in whole.items()},
         {
             name: tensor * torch.nan if name == "noise/scores/msp" else tensor
             for name, tensor in whole.items()
@@ -201,6 +203,39 @@ def test_test_images_that_a_detector_was_set_up_on_are_left_out_again(
     save_file(tensors, path)
     seal(folder)
     assert any("klm@released leaves out" in problem for problem in check_submission(folder).problems)
+
+
+MARGIN = """
+import dataclasses, opencil
+
+@opencil.register_detector("margin")
+@dataclasses.dataclass
+class Margin(opencil.LogitDetector):
+    \"\"\"Difference of the two largest logits.\"\"\"
+
+    def scores(self, outputs):
+        first, second = outputs.logits.topk(2, dim=1).values.T
+        return first - second
+"""
+
+
+def test_the_text_of_a_plugin_is_submitted_and_compared(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    file = tmp_path / "margin.py"
+    file.write_text(MARGIN, encoding="utf-8")
+    opencil.load_plugin(str(file))
+    for _ in opencil.execute(tiny(tmp_path / "runs", detector="margin")):
+        pass
+    file.write_text(MARGIN + "# changed", encoding="utf-8")
+    with pytest.raises(BadInput, match="has changed"):
+        list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    file.write_text(MARGIN, encoding="utf-8")
+    assert list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    text = tmp_path / "ada/plugins/margin.py"
+    assert text.read_text(encoding="utf-8") == MARGIN
+    assert check_submission(tmp_path / "ada").problems == []
+    text.write_text("raise SystemExit(9)", encoding="utf-8")  # not run by the check
+    seal(tmp_path / "ada")
+    assert any("plugins/margin.py" in problem for problem in check_submission(tmp_path / "ada").problems)
 
 
 def test_other_images_than_those_of_another_submission_are_noted(submitted: Path) -> None:
@@ -264,7 +299,9 @@ def test_files_of_anyone_end_in_sentences(submitted: Path) -> None:
         write_study(study, submitted)
         seal(submitted)
         assert check_submission(submitted).problems
-    assert check_submission(submitted.parent / "nowhere").problems
+    assert check_submission(submitted.parent / "nowhere").problems == [
+        "SHA256SUMS cannot be used (it is missing)"
+    ]
 
 
 def rerun(submitted: Path, runs: Path, tiny: Callable[..., Any], *settings: str) -> Path:
