@@ -111,6 +111,9 @@ def _find_missing(run: RunRecord, rows: pd.DataFrame) -> Iterator[str]:
     for name, done in behind.items():
         if done != len(steps):
             yield f"{name} is unfinished: {done} of {len(steps)} steps"
+    if (there := rows["step"].nunique()) < len(steps):  # also bounds what is compared below
+        yield f"it has rows of {there} of {len(steps)} steps"
+        return
     roles = {name: role for role in ("near", "far") for name in benchmark[role]}
     accuracy = rows[(rows["detector"] == "") & (rows["metric"] == "accuracy") & (rows["ood"] == "")]
     wanted = {("", step, "", task, "accuracy") for step in steps for task in range(step + 1)}
