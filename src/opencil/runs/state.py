@@ -29,6 +29,7 @@ from opencil.plugins import require
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
+from opencil.runs.reading import place_name
 from opencil.runs.spec import RunSpec, Seeds, training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, bytes_of, check_record, digest_values
 from opencil.runs.tuning import read_head
@@ -62,6 +63,8 @@ def open_run(
         detectors=record["detector"],
         foreign=Foreign() if record.get("foreign") else None,
     )
+    if place_name(folder.path.absolute()) not in ("", str(spec)):
+        raise damaged(folder.config, f"it is of run {spec}")
     place = PlaceConfig(data_root=data_root, device=device)
     run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place), ood))
     for step in run.trained_steps:
