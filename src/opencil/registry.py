@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
-from opencil.errors import BadInput, OpenCILError, not_imported, unknown
+from opencil.errors import BadInput, OpenCILError, not_imported, shown, unknown
 
 T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -132,6 +132,8 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """Return the entry of ``name``, which may have a label: ``ber@nter`` is ``ber`` with other values."""
         self._load()
+        if not isinstance(name, str):
+            raise BadInput(f"{self.kind} {shown(name)} is a {type(name).__name__}: a name is needed")
         known, at, label = name.partition("@")
         if known not in self._entries:
             raise unknown(self.kind, known, self._entries)
