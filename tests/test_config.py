@@ -348,6 +348,10 @@ def test_a_detector_that_reads_w_and_b_needs_a_linear_head(scorer: str) -> None:
     assert list(config.detectors_of("lucir", 2)) == ["msp", "ber"]
 
 
+def test_a_config_has_no_endless_list_of_runs() -> None:
+    assert refusal(user={"seed": {"runs": list(range(10_001))}}).startswith("seed.runs")
+
+
 def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_before_training() -> None:
     user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl,ewc"}
     config = resolve(user | {"detector": "all"})

@@ -132,6 +132,12 @@ def test_an_entry_has_the_title_of_its_own_class(things: Registry[Any]) -> None:
     assert things.entry("loud-1").title == "loud-1"
 
 
+@pytest.mark.parametrize("name", [None, b"one", 3, ["one"]])
+def test_a_name_is_a_text(things: Registry[Any], name: Any) -> None:
+    with pytest.raises(BadInput, match="a name is needed"):
+        things.create(name)
+
+
 def test_names_are_sorted_and_match_shell_patterns(things: Registry[Any]) -> None:
     for name in ("norm-b", "a-norm", "0", "norm-a", "a-b_c2"):
         things.register(name)(Thing)

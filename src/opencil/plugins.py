@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from opencil.errors import BadInput, nearest, not_imported
-from opencil.files import checksum
+from opencil.files import checksum, read_plain
 from opencil.registry import REGISTRIES, Registry, registered_by
 
 #: What a run's record says about plugins: the SHA-256 of the text of each.
@@ -77,7 +77,7 @@ def list_imported() -> list[Plugin]:
 def _import_file(plugin: str, path: Path) -> Plugin:
     """Import a file, unless this very text of it is imported already."""
     try:
-        text = path.read_bytes()
+        text = read_plain(path)
     except (OSError, ValueError) as error:  # a name with a NUL
         reason = getattr(error, "strerror", error)
         raise BadInput(f"plugin {plugin!r} cannot be read: {reason}{_similar(path)}") from None

@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from opencil.errors import BadInput, OpenCILError, nearest, not_imported, unknown
+from opencil.errors import BadInput, OpenCILError, nearest, not_imported, shown, unknown
 
 T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -160,6 +160,9 @@ class Registry(Generic[T]):
 
     def entry(self, name: str) -> Entry[T]:
         """Return the entry of ``name``, which may have a label: ``ber@nter`` is ``ber`` with other values."""
+        self._load()
+        if not isinstance(name, str):
+            raise BadInput(f"{self.kind} {shown(name)} is a {type(name).__name__}: a name is needed")
         known, at, label = self.translate(name).partition("@")
         if known not in self._entries:
             raise self.refuse(known)

@@ -437,6 +437,10 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ("shifted", {"shifted": [FLOATS]}),
         ("shifted", {"shifted": {"far": FLOATS}}),
         ("batch_size", {"batch_size": 0}),
+        ("batch_size", {"batch_size": FLOATS}),
+        ("metric", {"metrics": FLOATS}),
+        ("metric", {"metrics": [["auc"]]}),
+        ("test", {"test": torch.tensor(1.0)}),
         ("transform", {"transform": lambda images: images}),
         ("model", {"model": None}),
         ("logits", {"model": lambda images: images}),
@@ -446,6 +450,23 @@ def test_invalid_arguments_are_refused(key: str, given: dict[str, object]) -> No
     arguments = {"model": Stranger(), "test": FLOATS, "ood": {"far": FLOATS}, "detectors": ["msp"]} | given
     with pytest.raises(BadInput, match=key):
         evaluate(**arguments)  # type: ignore[arg-type]
+
+
+def test_labels_of_a_series_are_in_its_order() -> None:
+    given = {"ood": OOD, "detectors": "msp", "transform": TRANSFORM}
+    table = pd.Series(TEST.labels.tolist(), index=range(len(TEST), 0, -1))
+    pd.testing.assert_frame_equal(
+        evaluate(Stranger(), TEST, labels=table, **given),  # type: ignore[arg-type]
+        evaluate(Stranger(), TEST, **given),  # type: ignore[arg-type]
+    )
+
+
+def test_an_exit_inside_a_model_is_an_error() -> None:
+    def leave(_: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+    with pytest.raises(RuntimeError, match=r"SystemExit\(0\)"):
+        evaluate(leave, FLOATS, {"far": FLOATS}, detectors="msp")
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,25 @@ def test_what_would_end_the_process_fails_a_run(
         assert set(rows["detector"]) == {"", *others.values()} - {others[place[0]]}
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_detector_that_changes_the_model_ends_the_run(
+    tmp_path: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    def change(_: Relation, outputs: Outputs) -> Tensor:
+        assert outputs.inputs is not None
+        with torch.no_grad():
+            next(outputs.inputs.model.parameters()).mul_(2)  # type: ignore[attr-defined]
+        if leaves:
+            raise ValueError("and fails")
+        return outputs.logits[:, 0]
+
+    monkeypatch.setattr(Relation, "scores", change)
+    *_, last = run_all(short(tmp_path, detector=["msp", "relation", "vim"]))
+    assert isinstance(last, Failed)
+    assert "relation changes the model" in str(last.error)
+    assert {*opencil.read_rows(tmp_path)["detector"]} == {"", "msp"}
+
+
 @pytest.mark.parametrize(
     "settings",
     [["cil.icarl.later.lr=1e30"], ["benchmark.batch_size=10000", "cil.icarl.later.lr=1e38"]],

@@ -142,6 +142,15 @@ def test_a_head_must_be_of_the_classes_of_its_step(done: Path) -> None:
         open_run(done / RUN).detector("ber", 1)
 
 
+def test_a_run_in_the_place_of_another_is_refused(done: Path) -> None:
+    place = (done / RUN).with_name("seed5")
+    (done / RUN).rename(place)
+    with pytest.raises(Damaged, match=f"it is of run {RUN}"):
+        open_run(place)
+    place.rename(mine := done / "mine")
+    assert str(open_run(mine).spec) == RUN
+
+
 def test_a_model_must_be_of_the_learner(done: Path) -> None:
     run = done / RUN
     opened = open_run(run)

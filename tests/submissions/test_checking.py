@@ -304,6 +304,22 @@ def test_files_of_anyone_end_in_sentences(submitted: Path) -> None:
     ]
 
 
+def test_numbers_in_a_submission_decide_neither_time_nor_memory(submitted: Path) -> None:
+    """Each of these would fill the memory: 10^10 rows to expect, 2^40 bytes, a table of 2^62 classes."""
+    path = next(submitted.rglob("step01.safetensors"))
+    tensors = load_file(path)
+    save_file({**tensors, "/labels": torch.full((len(tensors["/labels"]),), 2**62)}, path)
+    seal(submitted)
+    assert any("more images and classes" in problem for problem in check_submission(submitted).problems)
+    save_file(tensors, path)
+    edit_json(submitted / "runs.json", lambda d: d["runs"][0].update(steps=100_000, trained=100_000))
+    seal(submitted)
+    assert any("rows of 4 of 100000 steps" in problem for problem in check_submission(submitted).problems)
+    with path.open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    assert any("larger than" in problem for problem in check_submission(submitted).problems)
+
+
 def rerun(submitted: Path, runs: Path, tiny: Callable[..., Any], *settings: str) -> Path:
     for _ in opencil.execute(tiny(runs, *settings)):
         pass

@@ -125,7 +125,7 @@ class BenchmarkConfig(Values):
 class SeedConfig(Values):
     """Seeds of the runs, and the seed of each random choice: a number, or ``run`` for the run's own."""
 
-    runs: tuple[Seed, ...] = (0,)
+    runs: Annotated[tuple[Seed, ...], Field(max_length=10_000)] = (0,)
     class_order: Seed | Literal["run"] = 1993
     initialisation: Seed | Literal["run"] = "run"
     data_order: Seed | Literal["run"] = "run"

@@ -16,7 +16,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
 from opencil.engine.ranks import current
 from opencil.engine.seeding import generator
-from opencil.errors import BadInput
+from opencil.errors import BadInput, not_allowed
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 
@@ -44,8 +44,8 @@ class Inputs:
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise BadInput(f"batch_size = {self.batch_size} is not allowed: it should be at least 1")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise not_allowed("batch_size", self.batch_size, "a whole number from 1 on is")
         if not isinstance(self.transform, Transform | None):
             raise BadInput(f"transform is a {type(self.transform).__name__}: an opencil.Transform is needed")
         object.__setattr__(self, "model", as_classifier(self.model))

@@ -21,7 +21,7 @@ from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.detectors.detector import Detector, check_tasks
 from opencil.engine.forward import Outputs, device_of, forward
-from opencil.errors import BadInput
+from opencil.errors import BadInput, no_exits
 from opencil.evaluation.metric import chosen_metrics
 from opencil.evaluation.protocol import measure, measure_model
 from opencil.evaluation.ranking import Array
@@ -40,6 +40,7 @@ AnyLabels = Tensor | Array | Sequence[int]
 AnyDetector = str | Detector
 
 
+@no_exits()
 def evaluate(
     model: Classifier | Callable[[Tensor], Any],
     test: AnyImages,
@@ -107,7 +108,7 @@ def evaluate(
         of_setup = read(setup, "setup", given=setup_labels) if needing else None
         of_ood = {name: read(images, f"ood {name!r}", labelled=False) for name, images in ood.items()}
         of_shifted = {name: read(images, f"shifted {name!r}") for name, images in (shifted or {}).items()}
-        wanted = chosen_metrics(metrics or ())
+        wanted = chosen_metrics(() if metrics is None else metrics)
         of_model = measure_model(of_test, of_shifted, task_of, wanted)
         rows, refusals = [], []
         for name, detector in chosen.items():
@@ -123,7 +124,7 @@ def evaluate(
     if not rows:
         raise BadInput("; ".join(f"{name}: {why}" for name, why in refusals))
     for name, why in refusals:
-        warnings.warn(f"{name} is left out: {why}", stacklevel=2)
+        warnings.warn(f"{name} is left out: {why}", stacklevel=3)  # no_exits() is a frame
     return pd.DataFrame(rows, columns=["detector", "ood", "task", "metric", "value"])
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from opencil.errors import BadInput, one_line
-from opencil.files import checksum
+from opencil.files import checksum, read_plain
 from opencil.nets.model import Backbone
-from opencil.nets.published import Weights, fit_names, read_pickle
+from opencil.nets.published import Weights, fit_names, load_weights, read_pickle
 from opencil.registry import BACKBONES
 from opencil.validation import check_arguments
 
@@ -47,7 +47,7 @@ def create_backbone(
         try:
             if weights in _published(name):
                 of_model = fit_names(tensors, backbone)
-            backbone.weighted.load_state_dict(of_model or tensors, strict=True)
+            load_weights(backbone.weighted, of_model or tensors)
         except (RuntimeError, BadInput) as error:
             raise BadInput(f"backbone.weights = {weights!r} does not fit: {one_line(error)}") from None
     elif sha256 is not None and sha256 != checksum_weights(backbone):
@@ -125,7 +125,7 @@ def _read(name: str, weights: str, sha256: str | None) -> tuple[dict[str, Tensor
 
     key, published = f"backbone.weights = {weights!r}", _published(name).get(weights)
     try:
-        content = published.read(name) if published else Path(weights).expanduser().read_bytes()
+        content = published.read(name) if published else read_plain(Path(weights).expanduser())
     except OSError as error:
         known = f"; {', '.join(map(repr, _published(name)))} is published" if _published(name) else ""
         raise BadInput(f"{key} cannot be read: {error.strerror}{known}") from None

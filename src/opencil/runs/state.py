@@ -32,6 +32,7 @@ from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.features import finish
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
+from opencil.runs.reading import place_name
 from opencil.runs.spec import RunSpec, Seeds, training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, bytes_of, check_record, digest_values
 from opencil.runs.tuning import read_head
@@ -56,6 +57,8 @@ def read_spec(path: str | Path) -> tuple[RunSpec, RunFolder]:
         detectors=record["detector"],
         foreign=Foreign() if record.get("foreign") else None,
     )
+    if place_name(folder.path.absolute()) not in ("", str(spec)):
+        raise damaged(folder.config, f"it is of run {spec}")
     return spec, folder
 
 

@@ -267,8 +267,8 @@ class RunFolder:
 
     def failure(self) -> str:
         """Return the last attempt's error in a line; '' where there was none."""
-        with suppress(OSError):
-            return self.error.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        with suppress(OpenCILError):
+            return read_bytes(self.error, most=2**20).decode(errors="replace").partition("\n")[0]
         return ""
 
     # --- config ---

@@ -32,6 +32,7 @@ from opencil.submissions.track import count_classes
 
 #: Largest difference of a value computed again.
 TOLERANCE = 1e-6
+_LARGEST = 2**28  # images times classes: ImageNet-1K's test images have 5 · 10^7
 _LOGITS = {"id_logits", "ood_logits", "shifted_logits"}
 _KEYS = ["step", "detector", "ood", "task", "metric"]
 
@@ -76,7 +77,7 @@ def recompute(folder: Path, run: RunRecord, rows: pd.DataFrame) -> Recomputed:
     for number in range(1, (run["steps"] or 0) + 1):
         path = scores_file(folder, run, number)
         try:
-            tensors = load(read_bytes(path))
+            tensors = load(read_bytes(path, most=2**30))
             found += [(number, *values) for values in _measure_step(tensors, run, number, metrics)]
         except (BadInput, SafetensorError, KeyError, ValueError, IndexError, RuntimeError) as error:
             reason = f"{error} is missing in it" if isinstance(error, KeyError) else error
@@ -103,6 +104,8 @@ def _measure_step(
     """Yield detector, set, task, metric and value of all that follows from a step's scores."""
     benchmark = run["config"]["benchmark"]
     labels = tensors["/labels"].long()
+    if len(labels) * max(count_classes(run) or 0, int(labels.max()) + 1) > _LARGEST:
+        raise BadInput("more images and classes than can be are in it")
     sizes = StepSizes.parse(run["k"]).of(count_classes(run) or int(labels.max()) + 1)
     step = Step(sizes[:number], max(len(sizes), number), labels[:0], labels[:0])
     tasks = torch.tensor(step.task_of_class)
@@ -118,6 +121,8 @@ def _measure_step(
 
     def read(name: str, detector: str) -> Samples:
         predicted, of = tensors[f"{name}/predicted"].long(), tensors.get(f"{name}/labels")
+        if len(predicted) * step.seen > _LARGEST:
+            raise BadInput(f"{name} has more predictions than can be")
         scores = tensors[f"{name}/scores/{detector}"] if detector else None
         if of is not None and scores is not None:
             scored = _find_scored(tensors, detector, step)
