@@ -112,6 +112,9 @@ def _find_missing(run: RunRecord, rows: pd.DataFrame) -> Iterator[str]:
         behind.setdefault(done, []).append(name)
     for done in sorted(behind.keys() - {len(steps)}):
         yield f"unfinished, with {done} of {len(steps)} steps: {', '.join(behind[done])}"
+    if (there := rows["step"].nunique()) < len(steps):  # also bounds what is compared below
+        yield f"it has rows of {there} of {len(steps)} steps"
+        return
     if behind.keys() != {len(steps)}:
         return
     roles = {name: role for role in ("near", "far") for name in benchmark[role]}
