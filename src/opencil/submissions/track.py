@@ -114,7 +114,8 @@ def _find_missing(run: RunRecord, rows: pd.DataFrame) -> Iterator[str]:
         yield f"unfinished, with {done} of {len(steps)} steps: {', '.join(behind[done])}"
     if (there := rows["step"].nunique()) < len(steps):  # also bounds what is compared below
         yield f"it has rows of {there} of {len(steps)} steps"
-    if behind.keys() != {len(steps)} or there < len(steps):
+        return
+    if behind.keys() != {len(steps)}:
         return
     roles = {name: role for role in ("near", "far") for name in benchmark[role]}
     accuracy = rows[(rows["detector"] == "") & (rows["metric"] == "accuracy") & (rows["ood"] == "")]
