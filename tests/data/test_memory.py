@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opencil.data.memory import Memory, herd, quota
+from opencil.data.memory import Memory, herd
 from opencil.errors import BadInput
 
 
@@ -41,10 +41,11 @@ def random_features(count: int, width: int, seed: int) -> Tensor:
 
 
 def test_quota_of_the_paper() -> None:
-    assert [quota(2000, seen) for seen in range(10, 101, 10)] == [200, 100, 66, 50, 40, 33, 28, 25, 22, 20]
-    assert quota(8, 8) == 1
+    shares = [200, 100, 66, 50, 40, 33, 28, 25, 22, 20]
+    assert [Memory(2000).quota(seen) for seen in range(10, 101, 10)] == shares
+    assert Memory(8).quota(8) == 1
     with pytest.raises(BadInput, match="memory = 7"):
-        quota(7, 8)
+        Memory(7).quota(8)
 
 
 @pytest.mark.parametrize("seed", range(6))

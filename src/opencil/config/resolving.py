@@ -85,7 +85,7 @@ def resolve(
     keeping = [name for name in config.cil if remembers[name.partition("@")[0]]]
     if keeping and not (config.benchmark.memory or config.benchmark.memory_per_class):
         others = [name for name in remembers if not remembers[name]]
-        why = f"{', '.join(keeping)} keep images; {', '.join(others)} do not"
+        why = f"{', '.join(keeping)} keep images, in it or memory_per_class; {', '.join(others)} do not"
         raise not_allowed("benchmark.memory", 0, why)
     grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]
     if config.detector and not any(config.detectors_of(*grid) for grid in grids):

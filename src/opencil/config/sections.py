@@ -38,8 +38,8 @@ class BenchmarkConfig(Values):
     image_size: Count
     transform: Transform
     backbone: Named
-    memory: Annotated[int, Bound(ge=0)]  #: exemplars of all classes; 0 for methods that keep none
     classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
+    memory: Annotated[int, Bound(ge=0)] = 0  #: exemplars of all classes; 0 for methods that keep none
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     datasets: dict[SetName, OwnDataset] = field(default_factory=dict)  # the user's own, by name

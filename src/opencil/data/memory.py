@@ -8,13 +8,6 @@ from torch import Tensor
 from opencil.errors import not_allowed
 
 
-def quota(size: int, seen: int) -> int:
-    """Return the number of exemplars per class when ``seen`` classes share ``size`` images."""
-    if size < seen:
-        raise not_allowed("memory", size, f"at least 1 image for each of {seen} classes is needed")
-    return size // seen
-
-
 def herd(features: Tensor, count: int) -> Tensor:
     """Return the herding order of ``features`` [N, D]: a pick brings the picks' mean closest to the class's.
 
@@ -55,7 +48,10 @@ class Memory:
 
     def quota(self, seen: int) -> int:
         """Return the number of exemplars per class after ``seen`` classes, at least one."""
-        return self.fixed or quota(self.size, seen)
+        if (share := int(self.share(seen))) < 1:
+            allowed = f"at least 1 image for each of {seen} classes is needed"
+            raise not_allowed("memory", self.size, allowed)
+        return share
 
     def add_classes(self, candidates: list[tuple[Tensor, Tensor]]) -> "Memory":
         """Return the memory after a step.
