@@ -68,7 +68,6 @@ def test_grey_images_are_repeated(tmp_path: Path) -> None:
         "text",
         None,
     ],
-    ids=str,
 )
 def test_what_is_no_image(image: Any) -> None:
     with pytest.raises(opencil.BadInput, match="image"):
