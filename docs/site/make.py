@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "docs"
 #: Pages of the repository; files that they link to are copied too.
 PAGES = (
-    "C*.md",  # README is on GitHub; the site has a first page of its own
+    "*.md",
     "docs/*.md",
     "docs/recipes/*.md",
     "benchmarks/README.md",
@@ -44,6 +44,7 @@ def stage(build: Path, run_notebook: bool) -> Path:
         for path in sorted(ROOT.glob(pattern))
     }
     pages[Path("methods/README.md")] = formulas.render(method_pages.overview())
+    # In place of README: it is for a repository.
     pages[Path("README.md")] = (HERE / "home.txt").read_text(encoding="utf-8")
     made: dict[str, list[str]] = {}
     for path, text in reference.pages():
