@@ -1,6 +1,7 @@
 """Classifiers of stored runs: the run's own scores, and files that need no benchmark."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,10 +48,25 @@ def test_scores_are_those_of_the_run(
     best = [names[0] for names in found.predict(test)["best"]]
     logits = opencil.forward(run.model(2), run.stream.test, run.data.transform).logits
     accuracy = float((logits.argmax(dim=1) == run.stream.test.labels).double().mean())
-    assert (np.array(best) == np.array(test.labels).astype(str)).mean() == accuracy
+    assert (np.array(best) == test.labels.numpy().astype(str)).mean() == accuracy
     assert found.model_.features(torch.zeros(2, 3, 8, 8)).shape[0] == 2
     with pytest.raises(opencil.BadInput, match="learns no classes"):
         found.learn(test)
+
+
+def test_a_run_on_stored_features_becomes_a_classifier_of_images(
+    network: dict[str, Any], tmp_path: Path
+) -> None:
+    backbone = {**network["backbone"], "freeze": True}
+    transform = {"mean": [0.3] * 3, "std": [0.4] * 3, "crop": 8, "padding": 0, "flip": False}
+    benchmark = {"name": "digits", "classes_per_step": 4, "backbone": backbone, "transform": transform}
+    place = {"runs": str(tmp_path / "runs"), "device": "cpu"}
+    (run,) = opencil.run(benchmark=benchmark, cil="slda", detector="knn", place=place).runs
+    assert run.data.backbone is not None
+    made = opencil.OpenWorldClassifier.from_run(run.folder.path, "knn", reject=0.3)
+    images = opencil.benchmark("digits").test
+    found = made.predict(images)["score"].sort_values().to_numpy(np.float32)
+    np.testing.assert_allclose(found, made.calibration_.scores, atol=1e-4)
 
 
 def test_an_earlier_step_and_images_of_the_user(

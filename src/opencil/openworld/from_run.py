@@ -46,7 +46,7 @@ def fill(
     if isinstance(run.learner, Foreign):
         raise BadInput(f"the models of {path} come from elsewhere, and are not stored")
     number = step or max((each.number for each in run.trained_steps), default=1)
-    model, this = run.model(number).cpu(), run.stream[number - 1]
+    model, this = run.whole_model(number).cpu(), run.stream[number - 1]
     names = _class_names(run, classes)[: this.seen]
 
     learner = {"name": spec.cil, **spec.values}
@@ -60,7 +60,8 @@ def fill(
         key: state[key] if t.shape == state[key].shape else t for key, t in head.model.state_dict().items()
     }
     head.model.load_state_dict(kept)
-    transform = run.data.transform
+    # Of stored features, it is the transform of their images.
+    transform = run.data.transform if spec.benchmark.transform.computes else spec.benchmark.transform
     resize = transform.resize or spec.benchmark.image_size
     classifier.learner, classifier.backbone, classifier.transform = learner, backbone, asdict(transform)
     classifier._network = Trained(head.model, replace(transform, resize=resize))
