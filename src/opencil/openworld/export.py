@@ -52,10 +52,10 @@ class OpenWorldGraph(nn.Module):
         self.preprocessing = classifier.preprocessing_
         self.model: Any = copy.deepcopy(classifier.model_).cpu().requires_grad_(False)
         self.detector, self.calibration = classifier.detector_, classifier.calibration_
-        groups, thresholds = self.calibration.group_of_class, classifier.threshold_
+        groups, lowest = self.calibration.group_of_class, torch.finfo(torch.float32).min
         #: The threshold of each group of classes: of a single one, unless ``per`` says otherwise.
-        each = [thresholds[groups == group][0] for group in range(int(groups.max()) + 1)]
-        self.default = torch.stack(each).clamp(min=torch.finfo(torch.float32).min)  # JSON has no infinity
+        self.default = torch.full((int(groups.max()) + 1,), lowest)
+        self.default[groups] = classifier.threshold_.clamp(min=lowest)  # JSON has no infinity
         self.eval()
 
     def forward(self, images: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
@@ -142,7 +142,8 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str] = ("output",)) -> A
 def compare(graph: OpenWorldGraph, run: Run) -> tuple[int, float]:
     """Compare outputs with torch's; return the number of images, and the largest difference of scores.
 
-    Logits and scores agree up to the tolerance; p-values and ``known`` are exactly those of the found scores.
+    Logits and scores agree up to the tolerance, and labels exactly. P-values and ``known`` are those of the
+    found scores.
     """
     side, largest = graph.preprocessing.transform.crop, 0.0
     sizes = (side, side), (side + 30, 2 * side), (side // 2 + 1, side // 3 + 1), (1, 1), (3, 50)
@@ -151,15 +152,17 @@ def compare(graph: OpenWorldGraph, run: Run) -> tuple[int, float]:
         with torch.no_grad():
             expected = graph(images, graph.default)
         logits, score, p_value, known = run(images)
-        apart = [_difference(*pair) for pair in zip((logits, score), expected, strict=False)]
-        if not max(apart) <= TOLERANCE:  # NaN is refused, too
-            raise BadInput(f"a score differs by {max(apart):.1g} from torch's, and {TOLERANCE:g} is allowed")
+        for name, one, other in zip(OUTPUTS, (logits, score), expected, strict=False):
+            apart = float(((one - other).abs() / other.abs().clamp(min=1)).max())
+            if not apart <= TOLERANCE:  # NaN is refused, too
+                raise BadInput(f"{name} differs by {apart:.1g} from torch's, and {TOLERANCE:g} is allowed")
         predicted = logits.argmax(dim=1)
         limits = graph.default[graph.calibration.group_of_class[predicted]]
         same = torch.allclose(p_value, graph.calibration.p_values(score, predicted), rtol=1e-6)
+        same = same and torch.equal(predicted, expected[0].argmax(dim=1))
         if not same or not torch.equal(known, score >= limits):
-            raise BadInput("p-values or labels are not those of the scores")
-        largest = max(largest, apart[1])
+            raise BadInput("labels or p-values differ from torch's")
+        largest = max(largest, apart)
     return _EACH * len(sizes), largest
 
 
@@ -176,10 +179,6 @@ def check_packages(what: str, extra: str, *packages: str) -> None:
     """Refuse a feature whose packages are missing, with the command that installs them."""
     if not all(map(find_spec, packages)):
         raise BadInput(f"{what} needs packages: pip install 'opencil[{extra}]'")
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
 
 
 def _pack_onnx(program: ExportedProgram, metadata: dict[str, Any]) -> bytes:

@@ -45,18 +45,15 @@ class Service:
     def __init__(self, classifier: "OpenWorldClassifier", saves_to: Path | None = None) -> None:
         self.classifier, self.saves_to = classifier, saves_to
         self._window: deque[dict[str, Any]] = deque(maxlen=WINDOW)
-        self._learning, self._computing = threading.Lock(), threading.Semaphore(_TOGETHER)
+        self._learning, self._changing = threading.Lock(), threading.Lock()
+        self._computing = threading.Semaphore(_TOGETHER)
 
     def describe(self) -> dict[str, Any]:
         """Return the classes, the promise of the threshold, and the limits of requests."""
-        classifier = self.classifier
+        classifier, saves = self.classifier, self.saves_to is not None
         limits = {"files": MOST_FILES, "bytes": LARGEST_REQUEST, "name": LONGEST_NAME}
-        return {
-            "classes": classifier.classes_,
-            "promise": classifier.promise_,
-            "saves": self.saves_to is not None,
-            "limits": limits,
-        }
+        classes, promise = classifier.classes_, classifier.promise_
+        return {"classes": classes, "promise": promise, "saves": saves, "limits": limits}
 
     def predict(self, names: Sequence[str], contents: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return a row for each image file, with a note instead of a label if it cannot be read."""
@@ -67,31 +64,32 @@ class Service:
         for number, (name, row) in enumerate(zip(names, rows, strict=True)):
             # The classifier has their numbers alone.
             row |= {"file": name, "note": row["note"].replace(f"image {number} ", "it ", 1)}
-        if classifier is self.classifier:
-            self._window.extend(rows)
+        with self._changing:
+            if classifier is self.classifier:
+                self._window.extend(rows)
         return [{key: None if value != value else value for key, value in row.items()} for row in rows]
 
     def learn(self, contents: Sequence[bytes], labels: Sequence[str]) -> dict[str, Any]:
         """Learn image files of named classes, all or none; return the description."""
         labels = [label.strip() for label in labels]
         if len(labels) != len(contents) or not all(0 < len(label) <= LONGEST_NAME for label in labels):
-            raise BadInput(
-                f"each file needs a class name of 1 to {LONGEST_NAME} characters, in the same order"
-            )
+            raise BadInput(f"each file needs the name of a class, of 1 to {LONGEST_NAME} characters")
         with self._learning, self._computing, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the promise is part of the answer
             learned = copy.copy(self.classifier)
             learned.learn(list(contents), labels)
             if self.saves_to is not None:
                 learned.save(self.saves_to)
-            self.classifier = learned
-            self._window.clear()
+            with self._changing:
+                self.classifier = learned
+                self._window.clear()
         return self.describe()
 
     def metrics(self) -> str:
         """Return Prometheus's text on the latest predictions of this classifier."""
-        report = self.classifier.report(pd.DataFrame(list(self._window), columns=list(_COLUMNS)))
-        return report.prometheus()
+        with self._changing:
+            classifier, rows = self.classifier, list(self._window)
+        return classifier.report(pd.DataFrame(rows, columns=list(_COLUMNS))).prometheus()
 
 
 def create_app(service: Service, hosts: Sequence[str] = LOCAL) -> "FastAPI":
@@ -199,9 +197,8 @@ class Gate:
         if "*" not in self.hosts and _name_of(f"//{host}") not in self.hosts:
             return 403, f"this server answers to {', '.join(self.hosts)} alone"
         ours = headers.get("origin") in (None, f"http://{host}", f"https://{host}")
-        if method == "POST" and not (
-            ours and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        ):
+        ours = ours and headers.get("sec-fetch-site") in (None, "none", "same-origin")
+        if method == "POST" and not ours:
             return 403, "requests from pages of other sites are refused"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > LARGEST_REQUEST:
