@@ -56,6 +56,9 @@ LEARNERS = ("der", "memo", "lucir", "er-ace", "ss-il", "podnet", "acil", "ranpac
 LEARNERS += ("lwf", "fetril", "fecam", "simplecil", "ewc")
 #: Detectors beyond the paper's that ran under both class orders.
 BEYOND = ("knn", "gram", "fdbd", "ash")
+#: Accuracy of independent code on the features of the same network and images, k = 10.
+INDEPENDENT = {"simplecil": 68.5, "slda": 77.6, "fecam": 79.4, "ranpac": 80.3}
+LOGIT_SCORES = ("msp", "maxlogit", "energy", "gen")
 #: CIL models that all detectors were run on, at k = 10 with seed 0.
 SIX = (*CIL, "der", "memo")
 
@@ -332,8 +335,7 @@ def joint() -> str:
 
 def learners() -> str:
     """Show the field's learners: accuracy beside the survey's, AUC of four detectors, and stored MB."""
-    detectors = ("msp", "maxlogit", "energy", "gen")
-    lines = []
+    detectors, lines = LOGIT_SCORES, []
     for cil in LEARNERS:
         ours, theirs = mean("accuracy", cil=cil, folder="learners"), survey(cil)
         beside = ["", ""] if theirs is None else [f"{theirs:.2f}", f"{ours - theirs:+.1f}"]
@@ -343,6 +345,34 @@ def learners() -> str:
         lines.append([title(cil), f"{ours:.2f}", *beside, *(f"{v:.2f}" for v in values), *stored])
     head = ["", "accuracy", "survey", "", "last step", *(POSTHOC[d] for d in detectors)]
     return markdown([*head, "model, MB", "memory, MB"], lines)
+
+
+def pretrained() -> str:
+    """Show learners on a frozen network: accuracy beside independent code's, AUC of logit scores, and MB."""
+    lines = []
+    for cil in sorted(study("pretrained").rows["cil"].unique()):
+        of = partial(mean, folder="pretrained", cil=cil)
+        ours, theirs = of("accuracy"), INDEPENDENT.get(cil)
+        beside = ["", ""] if theirs is None else [f"{theirs:.1f}", f"{ours - theirs:+.1f}"]
+        values = [of("accuracy", step=10), *(of("auc", d) for d in LOGIT_SCORES)]
+        stored = [f"{value:.1f}" for value in megabytes("pretrained", cil)]
+        lines.append((ours, [title(cil), f"{ours:.2f}", *beside, *(f"{v:.1f}" for v in values), *stored]))
+    head = ["", "accuracy", "independent", "", "last step", *(POSTHOC[d] for d in LOGIT_SCORES)]
+    return markdown([*head, "model, MB", "memory, MB"], [line for _, line in sorted(lines, reverse=True)])
+
+
+def pretrained_detectors() -> str:
+    """Show AUC of detectors on a frozen network: all sets on each learner; near and far as their mean."""
+    rows = study("pretrained").rows.query("metric == 'auc' and task == 0 and k == 10")
+    rows = rows[rows["distance"].isin(["near", "far"])]
+    values = 100 * rows.pivot_table("value", "detector", "cil")
+    splits = 100 * rows.pivot_table("value", "detector", "distance")
+    whole = values.assign(mean=values.mean(axis=1)).join(splits[["near", *{"far"} & {*splits.columns}]])
+    lines = [
+        [title(str(name)), *("" if pd.isna(value) else f"{value:.1f}" for value in line)]
+        for name, line in whole.sort_values("mean", ascending=False).iterrows()
+    ]
+    return markdown(["", *map(title, values.columns), *whole.columns[len(values.columns) :]], lines)
 
 
 def six_models() -> str:
