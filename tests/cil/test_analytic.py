@@ -16,6 +16,7 @@ from opencil.cil.ranpac import RanPAC
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.seeding import generator
+from opencil.nets.random_features import RandomFeatureHead
 from tests.cil.common import trained_tasks
 
 
@@ -25,6 +26,12 @@ def random_features(task: Task, seen: int) -> tuple[Tensor, Tensor]:
     chosen = (images.labels < seen).nonzero().flatten()
     f = forward(task.model, images, task.setting.transform, chosen).features.double()
     return (f @ task.model.head.projection.double()).clamp(min=0), images.labels[chosen]
+
+
+def test_random_matrices_are_of_the_named_distribution() -> None:
+    normal, uniform = (RandomFeatureHead(25, 2000, 2, drawn).projection for drawn in ("normal", "uniform"))
+    assert float(normal.std()) == pytest.approx(1, abs=0.05)
+    assert float(uniform.abs().max()) == pytest.approx(1 / 5, abs=0.01)
 
 
 def test_weights_are_those_of_ridge_regression_on_all_images_seen(setting: Setting, stream: Stream) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
-from tests.cil.common import trained_tasks
+from tests.cil.common import naive_fecam, trained_tasks
 
 METHODS = ("simplecil", "fecam", "fetril", "ranpac", "acil")
 
@@ -58,25 +57,6 @@ def test_rows_of_simplecil_are_class_means(setting: Setting, stream: Stream) -> 
     assert torch.equal(rows[:4], torch.cat(list(second.model.head.rows)))
     assert third.model.head.scale.item() == second.model.head.scale.item() != 1
     assert learner.first == Schedule(epochs=2, lr=0.01, decay="cosine", weight_decay=5e-4)
-
-
-def naive_fecam(features: list[Tensor], query: np.ndarray) -> list[float]:
-    """Squared distances of one image's features to each class, step by step in numpy."""
-    found = []
-    for of_class in features:
-        raw = of_class.numpy()
-        spread = np.cov(np.sqrt(raw).T)
-        for _ in range(2):
-            off = spread - np.diag(np.diag(spread))
-            mean = off[off != 0].mean()
-            eye = np.eye(len(spread))
-            spread = spread + np.diag(spread).mean() * eye + mean * (1 - eye)
-        deviations = np.sqrt(np.diag(spread))
-        inverse = np.linalg.pinv(spread / np.outer(deviations, deviations))
-        mean = np.sqrt(raw.mean(axis=0))
-        apart = np.sqrt(query) / np.linalg.norm(np.sqrt(query)) - mean / np.linalg.norm(mean)
-        found.append(float(apart @ inverse @ apart))
-    return found
 
 
 def test_logits_of_fecam_are_negative_distances(setting: Setting, stream: Stream) -> None:
