@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from opencil.cil.fecam import FeCAM
 from opencil.cil.fetril import FeTrIL
 from opencil.cil.learner import Setting, Task
 from opencil.cil.simplecil import SimpleCIL
+from opencil.cil.slda import SLDA
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
@@ -57,6 +59,19 @@ def test_rows_of_simplecil_are_class_means(setting: Setting, stream: Stream) -> 
     assert torch.equal(rows[:4], torch.cat(list(second.model.head.rows)))
     assert third.model.head.scale.item() == second.model.head.scale.item() != 1
     assert learner.first == Schedule(epochs=2, lr=0.01, decay="cosine", weight_decay=5e-4)
+
+
+def test_the_head_of_slda_is_that_of_gaussians_with_one_covariance(setting: Setting, stream: Stream) -> None:
+    task = trained_tasks(SLDA(epochs=1), setting, stream)[-1]
+    features = [f.double().numpy() for f in features_of(task, [0, 1, 2, 3, 4])]
+    means = np.stack([f.mean(axis=0) for f in features])
+    centred = np.concatenate([f - f.mean(axis=0) for f in features])
+    shrinkage, spread = SLDA(epochs=1).shrinkage, centred.T @ centred / len(centred)
+    inverse = np.linalg.inv((1 - shrinkage) * spread + shrinkage * np.eye(len(spread)))
+    head = task.model.head
+    np.testing.assert_allclose(head.weight.detach().numpy(), means @ inverse, rtol=1e-3, atol=1e-3)
+    expected = -0.5 * np.einsum("cd,de,ce->c", means, inverse, means)
+    np.testing.assert_allclose(head.bias.detach().numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_logits_of_fecam_are_negative_distances(setting: Setting, stream: Stream) -> None:
