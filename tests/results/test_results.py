@@ -19,6 +19,7 @@ from opencil.cli import app
 from opencil.study.study import write_study
 from results import add_rows, claims, make_page, make_tables, tables
 from results import rows as published
+from tests.report.common import unpack
 
 ROOT = Path(__file__).parents[2]
 RESULTS, EXPERIMENTS = ROOT / "results", ROOT / "experiments"
@@ -87,7 +88,7 @@ def test_the_published_tables_are_those_that_the_rows_make() -> None:
 
 def test_the_published_page_is_of_the_studys_runs() -> None:
     text = (RESULTS / "study" / "index.html").read_text(encoding="utf-8")
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    data = unpack(text)
     steps = {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in STUDY.runs}
     assert {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in data["runs"]} == steps
     assert len(text.encode()) < 5_000_000
