@@ -117,6 +117,7 @@ def test_a_folder_is_read_in_order_and_broken_files_are_noted(tmp_path: Path) ->
         ([np.zeros((4, 4), np.uint8)], ["a", "b"]),
         ([(np.zeros((4, 4), np.uint8), 0.5)], None),
         ([(np.zeros((4, 4), np.uint8), ["a"])], None),
+        ([(np.zeros((4, 4), np.uint8), torch.zeros(2))], None),
     ],
 )
 def test_what_are_no_images(images: Any, labels: Any) -> None:

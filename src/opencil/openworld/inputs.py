@@ -142,7 +142,7 @@ def _name(pairs: Iterable[tuple[Any, Any]], classes: Any) -> Iterator[Item]:
     """Yield items: files are named by their paths, other images by their number."""
     for number, (image, label) in enumerate(pairs):
         name = str(image) if isinstance(image, str | Path) else str(number)
-        if isinstance(label, Tensor | np.generic):
+        if isinstance(label, Tensor | np.generic) and label.ndim == 0:
             label = label.item()
         if classes and type(label) is int and 0 <= label < len(classes):
             label = classes[label]
