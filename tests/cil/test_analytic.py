@@ -52,6 +52,25 @@ def test_sums_give_what_the_recursion_of_the_paper_gives(setting: Setting, strea
         torch.testing.assert_close(task.model.head.last.weight.double(), weights.T, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [10, 200])  # fewer random features than images, and more
+def test_a_single_step_needs_no_sums(width: int, setting: Setting, stream: Stream) -> None:
+    """It has the weights of scikit-learn's ridge regression, and the λ of a step that others follow."""
+    learner = RanPAC(epochs=2, width=width)
+    (task,) = trained_tasks(learner, replace(setting, single=True), stream, 1)
+    assert task.model.gram.numel() == task.model.products.numel() == 0
+    (other,) = trained_tasks(learner, setting, stream, 1)
+    torch.testing.assert_close(
+        task.model.head.last.weight, other.model.head.last.weight, rtol=1e-3, atol=1e-5
+    )
+    h, labels = random_features(task, task.step.seen)
+    numbers = generator(setting.data_seed, "held out", 1)
+    order = torch.randperm(len(h), generator=numbers)
+    ridge = best_ridge(h[order], F.one_hot(labels[order], task.step.seen).double())
+    expected = Ridge(alpha=ridge, fit_intercept=False).fit(h.numpy(), np.eye(task.step.seen)[labels])
+    found = task.model.head.last.weight.double().numpy(force=True)
+    np.testing.assert_allclose(found, expected.coef_, rtol=1e-3, atol=1e-5)
+
+
 def naive_errors(h: Tensor, targets: Tensor) -> list[float]:
     known = int(0.8 * len(h))
     errors = []

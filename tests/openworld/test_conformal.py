@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, strategies
 from torch import Tensor
 
-import opencil
 from opencil.openworld.conformal import Calibration, Per, spread
 
 TASKS = [1, 1, 2, 2]
@@ -67,8 +66,3 @@ def test_too_few_images_reject_nothing_and_are_named() -> None:
     assert more.promise(0.05).holds
     several = Calibration.of(torch.arange(19.0), torch.zeros(19, dtype=torch.int64), TASKS, "class")
     assert "3 of 4 groups" in several.promise(0.05).text
-
-
-def test_a_kind_of_groups_that_does_not_exist() -> None:
-    with pytest.raises(opencil.BadInput, match="per"):
-        Calibration.of(torch.zeros(1), torch.zeros(1, dtype=torch.int64), [1], "image")  # type: ignore[arg-type]

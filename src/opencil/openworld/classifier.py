@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 import torch
@@ -20,11 +20,19 @@ from opencil.engine.frozen import Runtime
 from opencil.errors import BadInput, check_known, not_allowed
 from opencil.nets.create import Named
 from opencil.openworld.conformal import Calibration, Per
-from opencil.openworld.fitting import UNKNOWN, Fitted, HeadValues, add_images, as_named, finish, fit_head
+from opencil.openworld.fitting import (
+    UNKNOWN,
+    Fitted,
+    HeadValues,
+    add_images,
+    check_learner,
+    create_detector,
+    finish,
+    fit_head,
+)
 from opencil.openworld.inputs import Picture, find_items, find_key, read_pictures
 from opencil.openworld.network import Network, Pretrained, Trained
 from opencil.openworld.preprocessing import Preprocessing
-from opencil.registry import DETECTORS, LEARNERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,9 +98,9 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         learned before moves to the class that it is given now. Images that cannot be read are refused.
         """
         self._check()
-        network, detector = self._find_network(), DETECTORS.create(**as_named(self.detector))
-        learner = as_named(self.learner)
-        LEARNERS.create(**learner)  # values are checked before images are read
+        # Values are checked before images are read.
+        network, detector = self._find_network(), create_detector(self.detector)
+        learner = check_learner(self.learner)
         if isinstance(network, Trained):
             raise BadInput("a classifier of a run learns no classes: its network would have to be trained")
         names, keys, features = [], list[int](), list[Tensor]()
@@ -279,6 +287,8 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             value = getattr(self, name)
             if not (isinstance(value, float) and 0 < value < 1):
                 raise not_allowed(name, value, "a number between 0 and 1 is needed")
+        if self.per not in get_args(Per):
+            raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")
 
     def _ready(self) -> Fitted:
         if self._fitted is None:

@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from opencil.errors import not_allowed
-
 #: Groups of predicted classes with a threshold each: a single group, the classes of a call, or each class.
 Per = Literal["all", "class", "task"]
 
@@ -35,8 +33,6 @@ class Calibration:
             "class": torch.arange(classes),
             "task": torch.tensor(tasks, dtype=torch.int64) - 1,
         }
-        if per not in kinds:
-            raise not_allowed("per", per, "all, class and task are")
         ordered, order = scores.sort()
         return cls(ordered, kinds[per][predicted[order]], kinds[per])
 

@@ -22,7 +22,7 @@ from opencil.errors import BadInput, not_allowed
 from opencil.nets.features import StoredFeatures
 from opencil.nets.model import Classifier, Model
 from opencil.openworld.conformal import Calibration, Per
-from opencil.registry import LEARNERS
+from opencil.registry import DETECTORS, LEARNERS
 from opencil.validation import Count, Values, Whole
 
 _BATCH = 128
@@ -170,6 +170,30 @@ def as_named(given: str | dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def check_learner(given: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the name and values of a learner, if it learns from features."""
+    named = as_named(given)
+    learner: Learner = LEARNERS.create(**named)
+    if learner.needs_images:
+        raise BadInput(
+            f"learner {named['name']!r} reads stages of the network, and features alone are kept: choose a "
+            "learner such as ranpac, slda or fecam"
+        )
+    return named
+
+
+def create_detector(given: str | dict[str, Any]) -> Detector:
+    """Create a detector, if it scores by features and logits."""
+    named = as_named(given)
+    detector: Detector = DETECTORS.create(**named)
+    if (detector.reads_to_score | detector.reads_to_set_up) & {"images", "layers"}:
+        raise BadInput(
+            f"detector {named['name']!r} reads images again, of which features alone are kept: choose a "
+            "detector of features and logits, such as combined, knn or msp"
+        )
+    return detector
+
+
 def _setting(backbone: Any, images: FeatureImages, seed: int) -> Setting:
     return Setting(images, images, Untransformed(), backbone, _BATCH, seed, seed, single=True)
 
@@ -181,11 +205,6 @@ def _step(sizes: Sequence[int], images: int) -> Step:
 def fit_head(values: HeadValues, known: Known) -> Model:
     """Fit a head to the images that are not held out, in a single step over all classes."""
     learner: Learner = LEARNERS.create(**values.learner)
-    if learner.needs_images:
-        raise BadInput(
-            f"learner {values.learner['name']!r} reads stages of the network, of which features alone are "
-            "kept: choose a learner such as ranpac, slda or fecam"
-        )
     features, labels = known.features[~known.held], known.labels[~known.held]
     images = _as_images(features, labels)
     setting = _setting(StoredFeatures(features.shape[1]), images, values.seed)
@@ -199,12 +218,6 @@ def fit_detector(
     detector: Detector, model: Classifier, known: Known, carried: tuple[Statistics, ...] = ()
 ) -> Detector:
     """Set a detector up on the images that are not held out."""
-    reads = detector.reads_to_score | detector.reads_to_set_up
-    if reads & {"images", "layers"}:
-        raise BadInput(
-            f"detector {detector.registered_name!r} reads images again, of which features alone are kept: "
-            "choose a detector of features and logits, such as combined, knn or msp"
-        )
     if not detector.needs_setup and not detector.by_task:
         return detector.fit(classify=model.classify)
     outputs = compute_outputs(model, known.features[~known.held], known.labels[~known.held])

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from opencil.data.benchmark import BenchmarkData
 from opencil.data.images import ImageSet
-from opencil.detectors.finetune.tuner import Tuner
 from opencil.errors import BadInput
 from opencil.nets.create import without_weights
-from opencil.openworld.fitting import HeadOf, HeadValues, Known, finish
+from opencil.openworld.fitting import HeadOf, HeadValues, Known, create_detector, finish
 from opencil.openworld.network import Trained
-from opencil.registry import DETECTORS
 from opencil.runs.foreign import Foreign
 from opencil.runs.state import Run, StepOutputs, open_run, read_spec
 
@@ -37,10 +35,11 @@ def fill(
     name = classifier.detector if isinstance(classifier.detector, str) else ""
     if name in spec.detectors:  # with the values of the run
         classifier.detector = {"name": name, **spec.detectors[name]}
-    named = {"name": name} if isinstance(classifier.detector, str) else classifier.detector
-    detector = DETECTORS.create(**named)
-    if isinstance(detector, Tuner) or detector.by_task:
-        raise BadInput(f"detector {named['name']!r} needs more of the run than its head and features")
+    detector = create_detector(classifier.detector)
+    if detector.by_task:
+        raise BadInput(
+            f"detector {detector.registered_name!r} scores by task, for which more images are needed"
+        )
     absent = calibration is not None and not detector.needs_setup
     run = _open_without_images(path, classes) if absent else open_run(path, data_root, ood=False)
     if isinstance(run.learner, Foreign):

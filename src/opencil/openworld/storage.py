@@ -24,9 +24,8 @@ from opencil.data.transforms import Transform
 from opencil.errors import BadInput, one_line
 from opencil.files import write
 from opencil.nets.create import checksum_tensors, is_published, without_weights
-from opencil.openworld.fitting import HeadOf, HeadValues, Known, as_named, finish
+from opencil.openworld.fitting import HeadOf, HeadValues, Known, create_detector, finish
 from opencil.openworld.network import Pretrained, Trained
-from opencil.registry import DETECTORS
 from opencil.validation import Count, Values, build
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def _restore(
     model = _restore_head(record, _part(tensors, "head."), known.features.shape[1])
     parts = (_part(tensors, f"carried.{number}.") for number in count())
     carried = tuple(takewhile(bool, parts))
-    detector = DETECTORS.create(**as_named(classifier.detector))
+    detector = create_detector(classifier.detector)
     fitted = finish(known, record.head, model, detector, classifier.per, carried)
     found, stored = fitted.calibration.scores, tensors["calibration.scores"]
     if found.shape != stored.shape or (found - stored).abs().max() > _TOLERANCE * stored.abs().max():
