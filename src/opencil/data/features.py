@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from filelock import BaseFileLock, FileLock, Timeout
 from torch import Tensor
 
 from opencil.files import DiskError, disk_errors, size_in_words
+
+if TYPE_CHECKING:  # imported where it is used: naming a class of images costs torch and numpy alone
+    from filelock import BaseFileLock
 
 _log = logging.getLogger("opencil.data")
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -59,8 +61,10 @@ class FeatureFile:
             self.path.replace(self._partial)
         return None
 
-    def lock(self, wait: bool) -> BaseFileLock | None:
+    def lock(self, wait: bool) -> "BaseFileLock | None":
         """Lock the file for this process; None where another process adds to it, unless ``wait``."""
+        from filelock import FileLock, Timeout
+
         try:
             with disk_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
