@@ -9,19 +9,17 @@ import logging
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from opencil.files import DiskError, disk_errors, size_in_words
-
-if TYPE_CHECKING:  # imported where it is used: naming a class of images costs torch and numpy alone
-    from filelock import BaseFileLock
 
 _log = logging.getLogger("opencil.data")
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -61,14 +59,12 @@ class FeatureFile:
             self.path.replace(self._partial)
         return None
 
-    def lock(self, wait: bool) -> "BaseFileLock | None":
-        """Lock the file for this process; None where another process adds to it, unless ``wait``."""
-        from filelock import FileLock, Timeout
-
+    def lock(self, wait: bool) -> AbstractContextManager[Any] | None:
+        """Return a lock for a ``with`` block; None where another process adds features, unless ``wait``."""
         try:
             with disk_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                return FileLock(self.path.with_suffix(".lock")).acquire(timeout=-1 if wait else 0).lock
+                return FileLock(self.path.with_suffix(".lock")).acquire(timeout=-1 if wait else 0)
         except Timeout:
             return None
 

@@ -132,7 +132,7 @@ class FeatureImages(Images):
     name: str
     features: Tensor
     labels: Tensor
-    fingerprint: str  #: of the images, their preprocessing and the network
+    fingerprint: str  #: of the images
     classes: tuple[str, ...] = ()
     side: int = field(default=1, init=False)
 

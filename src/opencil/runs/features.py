@@ -156,5 +156,6 @@ def finish(features: Features) -> BenchmarkData:
 def _featured(images: Images, file: FeatureFile) -> FeatureImages:
     features = file.load()
     assert features is not None, "the file was just written"
-    labels = images.labels.cpu()
-    return FeatureImages(images.name, features, labels, file.key, images.classes).to(images.device)
+    # The images' own fingerprint: a run may be continued where another runtime computes features.
+    name, labels, fingerprint = images.name, images.labels.cpu(), images.fingerprint
+    return FeatureImages(name, features, labels, fingerprint, images.classes).to(images.device)
