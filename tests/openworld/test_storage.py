@@ -111,6 +111,8 @@ HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] 
     "features that are not finite": lambda r, t: t["known.features"].fill_(torch.nan),
     "fewer features": lambda r, t: t.update({"known.features": t["known.features"][:3]}),
     "narrower features": lambda r, t: t.update({"known.features": t["known.features"][:, :3]}),
+    "no features": lambda r, t: t.update({"known.features": t["known.features"][:, :0]}),
+    "an unusable detector": lambda r, t: r["values"].update(detector={"name": "knn", "neighbours": 10**9}),
     "nothing held out": lambda r, t: t["known.held"].zero_(),
     "all held out": lambda r, t: t["known.held"].fill_(True),
     "other scores": lambda r, t: t["calibration.scores"].add_(1),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
 from torch import Tensor
@@ -109,18 +108,9 @@ def load(cls: type[Found], path: Path, runtime: "Runtime", device: str) -> Found
     try:
         record, tensors = _read(path)
         return _restore(cls, record, tensors, runtime, device)
-    except (
-        ValueError,
-        KeyError,
-        RuntimeError,
-        SafetensorError,
-        zipfile.BadZipFile,
-        RecursionError,
-        TypeError,
-    ) as error:
-        raise BadInput(f"{path} is no classifier of this version: {one_line(error)}") from None
-    except NotImplementedError as error:  # of zipfile, for encrypted members and others
-        raise BadInput(f"{path} is no classifier: {one_line(error)}") from None
+    except Exception as error:  # parts that contradict each other fail in many ways
+        why = error if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path} is no classifier of this version: {one_line(why)}") from None
 
 
 def _read(path: Path) -> tuple[Record, dict[str, Tensor]]:
