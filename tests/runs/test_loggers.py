@@ -120,10 +120,11 @@ def test_mlflow_in_a_folder(events: list[Event], tmp_path: Path, monkeypatch: py
 
 
 def test_wandb_offline(events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
         monkeypatch.setenv(name, value)
     log(events, PlaceConfig(log=("wandb",), runs=str(tmp_path / "runs")))
+    wandb.teardown()  # ends the process that writes the file
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     records = list(read_wandb(file))
     runs = [record.run for record in records if record.WhichOneof("record_type") == "run"]
