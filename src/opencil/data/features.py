@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from opencil.files import DiskError, disk_errors, size_in_words
@@ -61,6 +60,8 @@ class FeatureFile:
 
     def lock(self, wait: bool) -> AbstractContextManager[Any] | None:
         """Return a lock for a ``with`` block; None where another process adds features, unless ``wait``."""
+        from filelock import FileLock, Timeout  # not for a list of datasets
+
         try:
             with disk_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
