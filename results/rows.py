@@ -27,6 +27,7 @@ POSTHOC, TUNED = ({name.lower(): name for name in names} for names in (_POSTHOC,
 SIXTEEN = POSTHOC | TUNED
 KS = (10, 20, 5)
 SPLITS = ("all", "near", "far")
+OTHER_ORDER = "orders"  #: folder of rows under class order 1994: k = 10, seed 0; all others have 1993
 
 Values = pd.Series  # of floats
 
@@ -121,11 +122,13 @@ def survey(cil: str, k: int = 10) -> float | None:
 
 
 @cache
-def trainings(k: int, detectors: tuple[str, ...] = tuple(SIXTEEN)) -> list[tuple[str, int]]:
-    """Return the finished trainings of the study as a sorted list of (CIL model, seed)."""
+def trainings(
+    k: int, detectors: tuple[str, ...] = tuple(SIXTEEN), folder: str = "study"
+) -> list[tuple[str, int]]:
+    """Return the finished trainings of a folder as a sorted list of (CIL model, seed)."""
     return sorted(
         (run["cil"], run["seed"])
-        for run in study().runs
+        for run in study(folder).runs
         if run["k"] == k
         and run["cil"] in CIL
         and run["trained"] == run["steps"]
@@ -134,18 +137,20 @@ def trainings(k: int, detectors: tuple[str, ...] = tuple(SIXTEEN)) -> list[tuple
 
 
 @cache
-def study_rows(k: int, metric: str) -> pd.DataFrame:
-    """Return the study's rows of a metric, of finished trainings and the sixteen detectors."""
-    rows = _rows("study", metric, k)
+def study_rows(k: int, metric: str, folder: str = "study") -> pd.DataFrame:
+    """Return a folder's rows of a metric, of finished trainings and the sixteen detectors."""
+    rows = _rows(folder, metric, k)
     rows = rows[rows["detector"].isin(["", *SIXTEEN])]
-    rows = rows[pd.MultiIndex.from_frame(rows[["cil", "seed"]]).isin(trainings(k))]
+    rows = rows[pd.MultiIndex.from_frame(rows[["cil", "seed"]]).isin(trainings(k, folder=folder))]
     return rows.assign(value=100 * rows["value"])
 
 
 @cache
-def cells(k: int, metric: str = "auc", first: int = 1, last: int = 100) -> pd.DataFrame:
+def cells(
+    k: int, metric: str = "auc", first: int = 1, last: int = 100, folder: str = "study"
+) -> pd.DataFrame:
     """Return means over steps from ``first`` to ``last``: (cil, seed, ood) × the sixteen detectors."""
-    rows = study_rows(k, metric)
+    rows = study_rows(k, metric, folder)
     rows = rows[rows["step"].between(first, last) & (rows["detector"] != "")]
     return rows.groupby(["cil", "seed", "ood", "detector"])["value"].mean().unstack("detector")[list(SIXTEEN)]
 
@@ -157,9 +162,9 @@ def of_split(values: pd.DataFrame, split: str) -> pd.DataFrame:
 
 
 @cache
-def by_training(k: int, metric: str = "auc", split: str = "all") -> pd.DataFrame:
+def by_training(k: int, metric: str = "auc", split: str = "all", folder: str = "study") -> pd.DataFrame:
     """Return means over OOD sets and steps: (cil, seed) × the sixteen detectors."""
-    return of_split(cells(k, metric), split).groupby(["cil", "seed"]).mean()
+    return of_split(cells(k, metric, folder=folder), split).groupby(["cil", "seed"]).mean()
 
 
 @cache
@@ -177,9 +182,17 @@ def distance(k: int, metric: str = "auc", split: str = "all") -> pd.DataFrame:
 
 
 @cache
-def accuracies(k: int, cil: str, metric: str = "accuracy") -> Values:
+def released() -> pd.DataFrame:
+    """Return AUCs of detectors set up as in the paper's code: CIL models × detectors, k = 10, seed 1."""
+    rows = pd.read_csv(EXPERIMENTS / "set_up_data_seed1.csv").query("k == 10")
+    as_in_code = np.where(rows["detector"] == "nnguide", "one batch", "as released")
+    return 100 * rows[rows["setup"] == as_in_code].pivot_table("auc", "cil", "detector").loc[list(CIL)]
+
+
+@cache
+def accuracies(k: int, cil: str, metric: str = "accuracy", folder: str = "study") -> Values:
     """Return accuracies, means over steps, by seed."""
-    rows = study_rows(k, metric)
+    rows = study_rows(k, metric, folder)
     return rows[(rows["cil"] == cil) & (rows["detector"] == "")].groupby("seed")["value"].mean()
 
 

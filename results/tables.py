@@ -1,11 +1,13 @@
 """Make the tables of the pages: of the study, of further learners, and of single questions."""
 
+import math
+from collections.abc import Iterable
 from functools import partial
-from itertools import product
+from itertools import chain, combinations, product
 from statistics import fmean
-from typing import Any
 
 import pandas as pd
+from scipy.stats import chi2
 
 import opencil
 from opencil.published import SURVEY_ACCURACY
@@ -13,11 +15,13 @@ from results.rows import (
     CIL,
     EXPERIMENTS,
     KS,
+    OTHER_ORDER,
     POSTHOC,
     RESULTS,
     SIXTEEN,
     SPLITS,
     TUNED,
+    Values,
     accuracies,
     auc,
     average,
@@ -33,6 +37,7 @@ from results.rows import (
     megabytes,
     of_split,
     paper,
+    released,
     spread,
     spread_of_models,
     study,
@@ -49,6 +54,8 @@ OOD_SETS = {"cifar10": "CIFAR-10"} | {
 }
 LEARNERS = ("der", "memo", "lucir", "er-ace", "ss-il", "podnet", "acil", "ranpac")
 LEARNERS += ("lwf", "fetril", "fecam", "simplecil", "ewc")
+#: Detectors beyond the paper's that ran under both class orders.
+BEYOND = ("knn", "gram", "fdbd", "ash")
 #: Accuracy of independent code on the features of the same network and images, k = 10.
 INDEPENDENT = {"simplecil": 68.5, "slda": 77.6, "fecam": 79.4, "ranpac": 80.3}
 LOGIT_SCORES = ("msp", "maxlogit", "energy", "gen")
@@ -56,19 +63,16 @@ LOGIT_SCORES = ("msp", "maxlogit", "energy", "gen")
 SIX = (*CIL, "der", "memo")
 
 
-def ours_and_papers() -> str:
-    """Compare accuracies and mean AUC with the paper's, at k = 10."""
+def best_by_model() -> str:
+    """Name the best of the sixteen detectors on each CIL model at k = 10, beside BER."""
     lines = []
     for cil, name in CIL.items():
-        ours, papers = accuracies(10, cil), paper("accuracy", cil=cil)
-        lines.append([f"accuracy, {name}", spread(ours), f"{papers:.2f}", f"{ours.mean() - papers:+.1f}"])
-    for kind, detectors in (("nine post-hoc", POSTHOC), ("seven fine-tuning", TUNED)):
-        values = by_training(10)[list(detectors)].mean(axis=1)
-        average, papers = mean_of_models(values), fmean(paper("auc", d) for d in detectors)
-        shown = spread(values.groupby("seed").mean(), 2, average)
-        name = f"AUC, mean of {kind} detectors on all four"
-        lines.append([name, shown, f"{papers:.2f}", f"{average - papers:+.1f}"])
-    return markdown(["CIFAR-100, ten classes a step", "ours", "the paper's", ""], lines)
+        ours = by_training(10).loc[cil]
+        best = str(ours.mean().idxmax())
+        shown = [spread(accuracies(10, cil)), SIXTEEN[best], spread(ours[best]), spread(ours["ber"])]
+        lines.append([name, *shown])
+    header = ["CIL method", "accuracy", "best detector", "AUC", "BER, the paper's own"]
+    return markdown(header, lines, texts=(0, 2))
 
 
 def accuracies_by_k() -> str:
@@ -144,47 +148,144 @@ def named(k: int) -> str:
     return markdown(["", *CIL.values(), "mean"], lines)
 
 
-def _uncontradicted(k: int, metric: str, split: str) -> Any:
-    """Return distances from the paper's figures, NaN where the paper contradicts itself."""
-    away = distance(k, metric, split)
-    return away.mask(away.apply(lambda of: [flagged(metric, of.name, cil, k, split) for cil in CIL]))
+def count_pairs(ours: pd.DataFrame, papers: pd.DataFrame) -> tuple[int, int]:
+    """Count pairs of columns that differ by more than a point in both tables: of the same order, and all."""
+    same = every = 0
+    for cil, (a, b) in product(ours.index, combinations(ours.columns, 2)):
+        here, there = (table.loc[cil, a] - table.loc[cil, b] for table in (ours, papers))
+        if min(abs(here), abs(there)) > 1:
+            every, same = every + 1, same + (here * there > 0)
+    return same, every
 
 
-def distances() -> str:
-    """Show mean distances from the paper's figures, without those that contradict themselves."""
+def agreement() -> str:
+    """Show how near our AUCs are to the paper's: distances, pairs of detectors, and rank correlations."""
     lines = []
-    for k in KS:
-        away = {split: _uncontradicted(k, "auc", split).abs() for split in SPLITS}
-        every = pd.concat(away.values())
-        fpr = pd.concat([_uncontradicted(k, "fpr", split).abs() for split in SPLITS])
-        few = every.drop(columns="relation")
-        averages = [part.stack().mean() for part in (every, *away.values(), few, fpr)]
-        ours = by_model(k)
-        papers = (ours - distance(k)).where(_uncontradicted(k, "auc", "all").notna())
+
+    def add(what: str, ours: pd.DataFrame, papers: pd.DataFrame, accuracy: str = "") -> None:
+        away = (ours - papers).abs().stack()
+        shown = [accuracy, f"{away.mean():.2f}"]
+        for left_out in ([], ["relation", "nnguide", "react"]):
+            same, every = count_pairs(*(table.drop(columns=left_out) for table in (ours, papers)))
+            shown.append(f"{same}/{every} ({100 * same / every:.0f} %)")
         rank = fmean(ours.loc[cil].corr(papers.loc[cil], method="spearman") for cil in CIL)
-        accurate = fmean(abs(accuracies(k, cil).mean() - paper("accuracy", cil=cil, k=k)) for cil in CIL)
-        values = [f"{value:.2f}" for value in (*averages, rank, accurate)]
-        lines.append([str(k), f"{every.stack().count()}", *values])
-    head = ["k", "cells", "AUC", "all", "near", "far", "without Relation", "FPR", "rank ρ", "accuracy"]
+        lines.append([what, *shown, f"{rank:.2f}"])
+
+    for k in KS:
+        seeds = sorted({sum(cil == name for name, _ in trainings(k)) for cil in CIL})
+        away = fmean(abs(accuracies(k, cil).mean() - paper("accuracy", cil=cil, k=k)) for cil in CIL)
+        papers = by_model(k) - distance(k)
+        add(f"k = {k}, {' or '.join(map(str, seeds))} seeds", by_model(k), papers, f"{away:.2f}")
+    seed_0, seed_1 = (by_training(10).xs(seed, level="seed").loc[list(CIL)] for seed in (0, 1))
+    papers = by_model(10) - distance(10)
+    add("k = 10, seed 1", seed_1, papers)
+    add("the same, released set-up", seed_1.assign(**released()), papers)
+    add("our seeds 0 and 1", seed_1, seed_0)
+    head = ["beside the paper", "accuracy: distance", "AUC: distance", "pairs alike", "alike without R, N, R"]
+    return markdown([*head, "rank ρ"], lines)
+
+
+def pool(groups: Iterable[pd.DataFrame]) -> tuple[float, int]:
+    """Return the standard deviation pooled over tables of trainings × detectors, and its degrees of freedom.
+
+    The detectors of a training are not independent: they add no degrees of freedom.
+    """
+    squares = freedom = 0.0
+    for of in groups:
+        squares += ((of - of.mean()) ** 2).sum().mean()
+        freedom += len(of) - 1
+    return math.sqrt(squares / freedom), int(freedom)
+
+
+def _independent(seed: int) -> pd.DataFrame:
+    """Read the figures of an independent run of k = 10."""
+    return pd.read_csv(EXPERIMENTS / f"independent_seed{seed}.csv")
+
+
+def _spread_line(what: str, k: str, groups: Iterable[tuple[str, pd.DataFrame]]) -> list[str]:
+    """Return the spread of trainings × detectors, grouped by CIL model, as a line of a table."""
+    several = [(cil, of) for cil, of in groups if len(of) > 1]
+    deviation, freedom = pool(of for _, of in several)
+    low, high = (deviation * math.sqrt(freedom / chi2.ppf(q, freedom)) for q in (0.975, 0.025))
+    gap, detector, cil = max((of[d].max() - of[d].min(), d, cil) for cil, of in several for d in of)
+    line = [what, k, str(freedom + len(several)), f"{deviation:.1f}", f"{low:.1f} to {high:.1f}"]
+    return [*line, f"{gap:.1f} ({SIXTEEN[detector]} on {CIL[cil]})"]
+
+
+def spreads() -> str:
+    """Show standard deviations of a detector's mean AUC on a model: over seeds, class orders and engines."""
+    by_seed = {k: list(by_training(k).groupby("cil")) for k in KS}
+    lines = [_spread_line("seed", str(k), groups) for k, groups in by_seed.items()]
+    lines.append(_spread_line("seed, pooled", "all", chain(*by_seed.values())))
+    ours, other = by_training(10), by_training(10, folder=OTHER_ORDER)
+    orders = pd.concat([ours.xs(0, level="seed"), other.droplevel("seed")])
+    lines.append(_spread_line("class order", "10", orders.groupby("cil")))
+    again = 100 * _independent(1).query("metric == 'auc'").pivot_table("value", "cil", "detector")
+    engines = pd.concat([ours.xs(1, level="seed")[again.columns], again])
+    lines.append(_spread_line("rounding", "10", engines.groupby("cil")))
+    away = average(_independent(3), "value", cil="wa", detector="energy") - ours["energy"]["wa"].mean()
+    lines.append(["independent seed 3", "10", "1", "", "", f"{abs(away):.1f} (Energy on WA)"])
+    head = ["what differs", "k", "trainings", "standard deviation", "95 % interval", "largest difference"]
     return markdown(head, lines)
 
 
-def far_off() -> str:
-    """List detectors that are far off the paper's AUC, over all, near or far sets."""
+def independent() -> str:
+    """Compare an independent run of k = 10, seed 3, with ours."""
     lines = []
-    for detector, name in SIXTEEN.items():
-        shown = []
-        for k in KS:
-            of_k = []
-            for split in SPLITS:
-                of = distance(k, split=split)[detector]
-                away = {CIL[cil]: of[cil] for cil in CIL} | {"mean": of.mean()}
-                far = [f"{where} {value:+.1f}" for where, value in away.items() if abs(value) > FAR_OFF]
-                of_k += [f"{split}: {', '.join(far)}"] if far else []
-            shown.append("; ".join(of_k))
-        if any(shown):
-            lines.append([name, *shown])
-    return markdown(["", *(f"k = {k}" for k in KS)], lines, texts=range(4))
+    for _, row in _independent(3).iterrows():
+        cil, detector = row["cil"], row["detector"]
+        if row["metric"] == "accuracy":
+            what, ours = f"accuracy, {CIL[cil]}", accuracies(10, cil)
+        else:
+            seeds = range(3) if detector in SIXTEEN else range(1)
+            ours = pd.Series([auc(detector, cil=cil if cil in CIL else list(CIL), seed=s) for s in seeds])
+            what = f"AUC, {title(detector)} on {CIL.get(cil, 'all four')}"
+        lines.append([what, spread(ours), f"{row['value']:.2f}", f"{row['value'] - ours.mean():+.1f}"])
+    return markdown(["", "ours", "seed 3", ""], lines)
+
+
+def find_equals(of: pd.DataFrame) -> Values:
+    """Return mean AUCs of detectors that cannot be told from the best of trainings × detectors, best first.
+
+    A detector can where it is below the best in every training, and by more than a point in the mean.
+    """
+    means = of.mean().sort_values(ascending=False)
+    best = of[means.index[0]]
+    return means[[not (of[d] < best).all() or best.mean() - means[d] <= 1 for d in means.index]]
+
+
+def choices() -> str:
+    """Name the detectors to use with a CIL model: those that cannot be told from the best of the sixteen."""
+    lines = []
+    for cil, name in CIL.items():
+        line = [name]
+        for split in SPLITS:
+            parts = [by_training(k, split=split).loc[cil] for k in KS]
+            parts.append(by_training(10, split=split, folder=OTHER_ORDER).loc[cil])
+            best = find_equals(pd.concat(parts))
+            names = [SIXTEEN[str(d)] for d in best.index]
+            line.append(", ".join([f"{names[0]} {best.iloc[0]:.1f}", *names[1:]]))
+        beyond = []
+        for d in BEYOND:
+            orders = [partial(auc, cil=cil, seed=0, folder=folder) for folder in ("study", OTHER_ORDER)]
+            gains = [of(d) - max(map(of, SIXTEEN)) for of in orders]
+            beyond += [f"{title(d)} {fmean(gains):+.1f}"] if min(gains) > 0 else []
+        lines.append([*line, ", ".join(beyond)])
+    return markdown(["", "all six OOD sets", "near", "far", "beyond the paper"], lines, texts=range(5))
+
+
+def places() -> str:
+    """Show BER's place among the sixteen by AUC, the paper's place of it, and the best detector here."""
+    lines = []
+    for k, (cil, name) in product(KS, CIL.items()):
+        line = [f"{name}, k = {k}"]
+        for split in SPLITS:
+            ours = by_model(k, split=split).loc[cil]
+            papers = ours - distance(k, split=split).loc[cil]
+            here, there = (of.rank(ascending=False)["ber"] for of in (ours, papers))
+            line.append(f"{here:.0f} (paper {there:.0f}; best {SIXTEEN[str(ours.idxmax())]})")
+        lines.append(line)
+    return markdown(["BER's place", *(f"{split} OOD sets" for split in SPLITS)], lines, texts=range(4))
 
 
 def costs() -> str:
@@ -316,26 +417,12 @@ def shifted() -> str:
 # --- experiments/ ---------------------------------------------------------------------------------
 
 
-def as_released() -> str:
-    """Compare images that four detectors are set up on, on the models of seed 1 (set_up.md)."""
-    detectors = ("klm", "nnguide", "react", "relation")
-    of = partial(average, pd.read_csv(EXPERIMENTS / "set_up_data_seed1.csv"), "auc")
-    lines = []
-    for cil, k in (*product(CIL, (10,)), ("icarl", 20), ("icarl", 5)):
-        for kind in ("train+", "memory", "as released"):
-            values = (100 * of(detector=d, setup=kind, cil=cil, k=k) for d in detectors)
-            lines.append([f"{CIL[cil]}, {k}: {kind}", *(f"{value:.2f}" for value in values)])
-        lines.append(["the paper", *(f"{paper('auc', d, cil, k):.2f}" for d in detectors)])
-    return markdown(["model, k: set up on", *(POSTHOC[d] for d in detectors)], lines)
-
-
 def outliers() -> str:
     """Show gains over Energy by k and model, in the first / second half of the steps (small_steps.md)."""
-    sets = ("near", "far")
 
     def gain(detector: str, k: int, cil: str, steps: range) -> str:
         seeds = [seed for model, seed in trainings(k) if model == cil]
-        of = partial(auc, k=k, cil=cil, seed=seeds, step=steps, distance=sets)
+        of = partial(auc, k=k, cil=cil, seed=seeds, step=steps, distance=("near", "far"))
         return f"{of(detector) - of('energy'):+.1f}"
 
     lines = []

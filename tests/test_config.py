@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 import opencil
 from opencil import BadInput
-from opencil.config import Config, config_keys, parse_yaml, resolve
+from opencil.config import BenchmarkConfig, Config, config_keys, parse_yaml, resolve
 from opencil.data.shifted import ShiftedSet
 from opencil.published import published_results
 from opencil.validation import flat, plain
@@ -138,7 +138,7 @@ def test_chosen_methods_replace_those_of_the_yml_and_keep_its_values() -> None:
 
 def test_a_setting_selects_no_method() -> None:
     said = ["detector.energy.temperature=2"]
-    assert list(resolve(settings=said).detector) == opencil.list_detectors()
+    assert list(resolve(settings=said).detector) == ["msp", "energy"], "the default"
     assert list(resolve(detector=["msp", "energy"], settings=said).detector) == ["msp", "energy"]
     for chosen in ({"detector": ["msp"]}, {"user": {"detector": "msp"}}):
         assert "detector.energy has no use" in refusal(**chosen, settings=said)
@@ -225,7 +225,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("setting", "fragments"), REFUSED, ids=[setting for setting, _ in REFUSED])
 def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
-    message = refusal(settings=[setting])
+    message = refusal(settings=[setting], cil=["all"], detector=["all"])
     assert [f for f in fragments if f not in message] == [], message
     assert "pydantic" not in message
 
@@ -348,6 +348,10 @@ def test_a_detector_that_reads_w_and_b_needs_a_linear_head(scorer: str) -> None:
     assert list(config.detectors_of("lucir", 2)) == ["msp", "ber"]
 
 
+def test_a_config_has_no_endless_list_of_runs() -> None:
+    assert refusal(user={"seed": {"runs": list(range(10_001))}}).startswith("seed.runs")
+
+
 def test_a_detector_that_needs_more_images_than_the_memory_has_is_left_out_before_training() -> None:
     user = {"benchmark": {"name": "digits", "memory": 39}, "cil": "icarl,ewc"}
     config = resolve(user | {"detector": "all"})
@@ -369,3 +373,16 @@ def test_the_memory_is_that_of_the_step_which_leaves_it_the_fewest_images() -> N
     assert fewest(2) == 36, "6 images of each of 6 classes"
     assert fewest(4) == 40
     assert fewest("3-5") == 39
+
+
+def test_a_fixed_number_per_class_takes_the_place_of_the_total_and_the_upper_layer_wins() -> None:
+    def memory(user: dict[str, Any], flags: dict[str, Any]) -> BenchmarkConfig:
+        return resolve({"benchmark": user}, flags={"benchmark": flags}).benchmark
+
+    each, total = {"memory_per_class": 5}, {"memory": 24}
+    assert memory({}, each).fewest_kept(2) == 10, "after the first step"
+    assert [memory(each, {}).empty_memory.quota(seen) for seen in (2, 8)] == [5, 5]
+    assert memory(total, each).empty_memory.quota(8) == 5
+    assert memory(each, total).empty_memory.quota(8) == 3
+    assert opencil.resolve({"benchmark": {"memory": 0, **each}, "cil": "icarl", "detector": "msp"})
+    assert "nnguide" not in resolve(settings=["benchmark.memory_per_class=5"]).detectors_of("icarl", 2)

@@ -123,9 +123,18 @@ def test_every_damage_is_noticed(tmp_path: Path, kind: str) -> None:
     path.unlink()
     with pytest.raises(Damaged, match="missing"):
         read(path)
-    path.mkdir()
-    with pytest.raises(Damaged, match="folder"):
-        read(path)
+    for make in (Path.mkdir, os.mkfifo):
+        make(path)
+        with pytest.raises(Damaged, match="not a file"):
+            read(path)
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_json_file_of_any_size_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (path := tmp_path / "a.json").open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(Damaged, match="larger than"):
+        files.read_json(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff\xfe", b"[" * 100_000])

@@ -35,7 +35,7 @@ def test_tables_of_methods_and_metrics(page: str, kind: str) -> None:
 
 
 def test_inputs_of_metrics() -> None:
-    lines = ["| a metric can read | |", "|---|---|"]
+    lines = ["| a metric can read | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in READABLE.items()]
     assert read_generated("protocol.md", "readable") == "\n".join(lines)
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
-from opencil.detectors.finetune.augmix import AugMix
-from opencil.detectors.finetune.npos import NPOS
+from opencil.openworld.network import Pretrained
+from tests.openworld.conftest import picture
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -76,20 +76,15 @@ def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_torchvision")
-def test_a_foreign_model_under_all_detectors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_foreign_model_under_the_detectors_that_one_pass_is_enough_for(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert lines(shown(FOREIGN_MODEL, "your-models.md")) <= 6
-    # Their losses take ten of twelve seconds, and are tested where they are.
-    for slow in (AugMix, NPOS):
-        monkeypatch.setattr(
-            slow, "loss", lambda _, extra, batch: extra(batch.current.features).square().mean()
-        )
     torch.manual_seed(0)
     names: dict[str, Any] = {}
-    with pytest.warns(UserWarning, match="is left out: .* stages="):
-        exec(FOREIGN_MODEL, names)
-    known = [name for name in opencil.list_detectors() if name not in ("gram", "rankfeat")]
+    exec(FOREIGN_MODEL, names)
+    made = {name: opencil.create_detector(name) for name in opencil.list_detectors()}
+    known = [n for n, d in made.items() if not {"images", "layers"} & (d.reads | d.reads_to_set_up)]
     assert sorted(names["table"]["detector"].unique()) == known
     printed = capsys.readouterr().out.split()
     assert {*known, "accuracy", "auc", "fpr"} <= set(printed)
@@ -142,6 +137,35 @@ def test_ten_foreign_checkpoints(
     exec(FOREIGN_STEPS.replace('benchmark="cifar100", k=10', quick), names)
     assert set(names["results"].rows["step"]) == set(range(1, 11))
     assert "small, 2 classes per step: OOD detection" in capsys.readouterr().out
+
+
+OPEN_WORLD = """
+import opencil
+
+clf = opencil.OpenWorldClassifier(reject=0.05)
+clf.learn("photos/first")
+print(clf.predict("inbox"))
+clf.learn("photos/new")
+clf.save("birds.opencil")
+"""
+
+
+def test_an_open_world_classifier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With patterns for photographs, and coarse pixels for the features of a network."""
+    assert lines(shown(OPEN_WORLD, "deploy.md")) <= 5
+
+    def features(self: object, images: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(images, 4).flatten(1)
+
+    monkeypatch.setattr(Pretrained, "features", features)
+    monkeypatch.chdir(tmp_path)
+    for label, folder in enumerate(["photos/first/a", "photos/first/b", "photos/new/c", "inbox"]):
+        Path(folder).mkdir(parents=True)
+        for n in range(50):
+            Image.fromarray(picture(label, n)).save(Path(folder, f"{n}.png"))
+    names: dict[str, Any] = {}
+    exec(OPEN_WORLD, names)
+    assert opencil.OpenWorldClassifier.load("birds.opencil").classes_ == ["a", "b", "c"]
 
 
 # --- files that --plugin and commands take -----------------------------------------------------------

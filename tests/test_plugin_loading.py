@@ -1,6 +1,7 @@
 """``--plugin`` and ``plugins:``: a user's own file is known to every command, and to the runs it made."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -142,6 +143,9 @@ def test_what_is_no_plugin_is_refused(plugin: str, margin: Path) -> None:
     with pytest.raises(opencil.BadInput, match=re.escape(f"plugin {plugin!r}")) as refused:
         opencil.load_plugin(plugin)
     assert ("did you mean 'margin.py'" in str(refused.value)) == (plugin == "margn.py")
+    os.mkfifo("pipe.py")
+    with pytest.raises(opencil.BadInput, match="not a file"):  # it would wait for a writer
+        opencil.load_plugin("pipe.py")
 
 
 # --- what runs remember ------------------------------------------------------------------------------

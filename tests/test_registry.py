@@ -75,6 +75,36 @@ def test_every_preset_can_be_created_and_changes_something(kind: Registry[Any]) 
             assert kind.defaults(f"{name}@{label}") != kind.defaults(name)
 
 
+def test_other_libraries_names_of_detectors_are_ours() -> None:
+    for alias, name in DETECTORS.aliases.items():
+        assert DETECTORS.create(alias) == DETECTORS.create(name)
+        assert alias not in DETECTORS.names()
+    assert opencil.create_detector("EnergyBased@warm").registered_name == "energy@warm"
+    layers = {"detector": {"ebo": {"temperature": 2.0}, "MLS": {}, "energy": {}}}
+    config = opencil.resolve({"cil": "icarl", **layers}, settings=["detector.ebo.by_task=true"])
+    assert config.detector["energy"] == {"temperature": 2.0, "by_task": True}
+    assert list(config.detector) == ["energy", "maxlogit"]
+
+
+def test_a_registered_name_is_no_alias(things: Registry[Any]) -> None:
+    things.aliases = {"ebo": "thing"}
+    things.register("thing")(Thing)
+    assert things.entry("ebo").name == "thing"
+    things.register("ebo")(type("Own", (Thing,), {}))
+    assert things.entry("ebo").name == "ebo"
+
+
+def test_an_unknown_name_in_a_file_of_this_folder_suggests_the_file(
+    things: Registry[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text('@opencil.register_thing(\n    "my-thing")\nclass Mine: ...')
+    with pytest.raises(BadInput, match=r"--plugin mine\.py$"):
+        things.entry("my-thing")
+    with pytest.raises(BadInput, match=r"'my-thin' is unknown: allowed are none$"):
+        things.entry("my-thin")
+
+
 # --- registering -----------------------------------------------------------------------------------
 
 
@@ -100,6 +130,12 @@ def test_an_entry_has_the_title_of_its_own_class(things: Registry[Any]) -> None:
     assert [things.entry(name).title for name in ("told", "silent")] == ["ToLD", "Silent"]
     things.register("loud-1")(Silent)
     assert things.entry("loud-1").title == "loud-1"
+
+
+@pytest.mark.parametrize("name", [None, b"one", 3, ["one"]])
+def test_a_name_is_a_text(things: Registry[Any], name: Any) -> None:
+    with pytest.raises(BadInput, match="a name is needed"):
+        things.create(name)
 
 
 def test_names_are_sorted_and_match_shell_patterns(things: Registry[Any]) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docs.site import formulas, method_pages, notebook
+from docs.site import formulas, method_pages, notebook, reference
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -22,10 +22,12 @@ BUILD = ROOT / "build" / "docs"
 PAGES = (
     "*.md",
     "docs/*.md",
+    "docs/recipes/*.md",
     "benchmarks/README.md",
     "experiments/*.md",
     "results/README.md",
-    "results/steps.md",
+    "results/appendix.md",
+    "results/orders/README.md",
     "results/field.md",
     "results/study/tables.md",
 )
@@ -42,7 +44,12 @@ def stage(build: Path, run_notebook: bool) -> Path:
         for path in sorted(ROOT.glob(pattern))
     }
     pages[Path("methods/README.md")] = formulas.render(method_pages.overview())
+    # In place of README: it is for a repository.
+    pages[Path("README.md")] = (HERE / "home.txt").read_text(encoding="utf-8")
     made: dict[str, list[str]] = {}
+    for path, text in reference.pages():
+        pages[Path(path)] = text
+        made.setdefault("reference", []).append(path)
     for groups, path, text in method_pages.pages():
         for group in groups:
             made.setdefault(group, []).append(path)

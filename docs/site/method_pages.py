@@ -4,14 +4,23 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import opencil
 from docs.site.formulas import render_block
+from opencil.data.roles import ALL
 from opencil.engine.schedule import Schedule
 from opencil.registry import DETECTORS, LEARNERS, Entry, Registry
+from opencil.report.layout import Cell
+from opencil.report.order import print_cil
+from opencil.report.results import Outcome, count, results
 from opencil.validation import flat, plain
 
+ROOT = Path(__file__).parents[2]
+#: The published rows that method pages show, and their k.
+_STUDY, _K = ("results/study", "results/learners"), 10
 #: Registry of each kind of method, and the command that tries one; the kind is the folder of the pages.
 KINDS: dict[str, tuple[Registry[Any], str]] = {
     "cil": (LEARNERS, "opencil run --benchmark digits --cil {name} --detector msp,energy"),
@@ -59,11 +68,63 @@ def render_page(kind: str, name: str) -> str:
         rows = [f"| `{name}@{label}` | {_list_values(values)} |" for label, values in entry.named.items()]
         parts += ["## Presets", "\n".join(["| name | values |", "|---|---|", *rows])]
     parts += ["## Where the paper, its code and this differ"]
+    measured = _measure_cil(name) if kind == "cil" else _measure_detector(name)
+    if measured:
+        parts[-1:-1] = ["## Measured", measured]
     notes = [vars(cls)["differs"] for cls in inspect.getmro(entry.make) if vars(cls).get("differs")]
     parts += ["\n".join(f"- {note}" for note in notes) or "No difference is known."]
-    path = entry.make.__module__.removeprefix("opencil.").replace(".", "/")
-    parts += ["## Try it", f"```bash\n{command.format(name=name)}\n```", f"Code: `{path}.py` in the package."]
+    source = inspect.getsourcefile(entry.make) or ""
+    parts += ["## Try it", f"```bash\n{command.format(name=name)}\n```", f"Source: {link_code(source, 2)}."]
     return "\n\n".join(parts) + "\n"
+
+
+def link_code(path: str, depth: int = 1) -> str:
+    """Return a link to a file of the package, for a page that lies ``depth`` folders deep."""
+    file = Path(path).resolve().relative_to(ROOT).as_posix()
+    return f"[`{file}`]({'../' * depth}{file})"
+
+
+@cache
+def _published() -> list[Outcome]:
+    """Return the published results on CIFAR-100 that pages show."""
+    found = (results(opencil.read_study(ROOT / folder)) for folder in _STUDY)
+    return [outcome for part in found for outcome in part if outcome.k == _K]
+
+
+def _measure_detector(name: str) -> str:
+    """Return the AUC of a detector on each CIL model of the study; empty where it was not run."""
+    outcome = _published()[0]
+    values = {print_cil(cil): outcome.of(cil, name, "auc", ALL) for cil in outcome.cil}
+    return _tabulate_strip("AUC on all OOD sets", values, outcome)
+
+
+def _measure_cil(name: str) -> str:
+    """Return a CIL method's accuracy, and the AUC of some detectors on it; empty where it was not run."""
+    for outcome in _published():
+        values = {"accuracy": outcome.of(name, "", "accuracy", "")}
+        values |= {
+            f"AUC of {DETECTORS.entry(detector).title}": outcome.of(name, detector, "auc", ALL)
+            for detector in ("msp", "energy", "relation", "nnguide", "ber")
+        }
+        if values["accuracy"].value is not None:
+            return _tabulate_strip("mean over steps", values, outcome)
+    return ""
+
+
+def _tabulate_strip(title: str, values: Mapping[str, Cell], outcome: Outcome) -> str:
+    """Return a table of one line, and what it is over; empty where no cell has a value."""
+    there = {name: cell for name, cell in values.items() if cell.value is not None}
+    if not there:
+        return ""
+    table = [["measure", *there], ["---", *["---:"] * len(there)], [title, *(c.text for c in there.values())]]
+    seeds = sorted({cell.seeds for cell in there.values()})
+    counted = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
+    note = (
+        f"Percent, CIFAR-100, {_K} classes a step, {outcome.steps} steps, {counted} of "
+        f"{count(outcome.planned_seeds, 'seed')} (± standard deviation). "
+        "[Results](../../results/README.md) has the protocol and all methods."
+    )
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in table), "", note])
 
 
 def _tabulate_values(method: Any) -> str:

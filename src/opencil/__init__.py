@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from opencil.nets.model import Backbone, Model
     from opencil.nets.wrap import WrappedModel, wrap
     from opencil.openood import Evaluator
+    from opencil.openworld.classifier import OpenWorldClassifier
     from opencil.published import published_results
     from opencil.runs.launch import execute
     from opencil.runs.loading import benchmark
@@ -94,6 +95,7 @@ _LATER = {
     "nets.model": "Backbone Model",
     "nets.wrap": "WrappedModel wrap",
     "openood": "Evaluator",
+    "openworld.classifier": "OpenWorldClassifier",
     "published": "published_results",
     "runs.launch": "execute",
     "runs.loading": "benchmark",
@@ -119,7 +121,8 @@ def __dir__() -> list[str]:
 
 __all__ = ["Access", "AdaptedBackbone", "Backbone", "BadInput", "BenchmarkData", "Config", "Dataset"]
 __all__ += ["Detector", "Evaluator", "ImageSet", "Images", "Inputs", "Learner", "LogitDetector", "Memory"]
-__all__ += ["OOD", "Metric", "Model", "OODMetrics", "OpenCILError", "Outputs", "Paper", "Results", "Run"]
+__all__ += ["OOD", "Metric", "Model", "OODMetrics", "OpenCILError", "OpenWorldClassifier", "Outputs"]
+__all__ += ["Paper", "Results", "Run"]
 __all__ += ["Schedule", "SetUpDetector", "Setting", "Stage", "Step", "Stream", "StreamedImages", "Study"]
 __all__ += ["Task", "Transform", "Tuner", "WrappedModel"]
 __all__ += ["create_backbone", "create_dataset", "create_detector", "create_learner"]

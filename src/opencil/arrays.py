@@ -42,6 +42,8 @@ def dense(value: Any, what: str) -> Tensor:
 def whole_numbers(values: Any, what: str, least: int | None = None) -> Tensor:
     """Return a user's whole numbers as int64 [N]; ``what`` is their name in errors."""
     try:
+        if hasattr(values, "__array__") and not isinstance(values, Tensor):
+            values = np.asanyarray(values)  # torch would read a Series by its index
         found = dense(torch.as_tensor(tensor_of(values)), what)
         whole = found.ndim == 1 and not found.is_floating_point() and found.dtype != torch.bool
         if whole and (least is None or not (found < least).any()):

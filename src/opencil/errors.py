@@ -76,6 +76,8 @@ def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> BadIn
 def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """Refuse the first name that is unknown."""
     for name in names:
+        if not isinstance(name, str):
+            raise BadInput(f"{what} {shown(name)} is a {type(name).__name__}: a name is needed")
         if name not in known:
             raise unknown(what, name, known)
 

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from opencil.errors import BadInput, OpenCILError
 
 _TEMPORARY = ".part"
+_MOST_TEXT = 2**30  # bytes of a JSON file or a config: files may be anyone's
 _LONGEST = 50  # letters of a file name: file systems take 255 bytes, and a letter may have 4
 
 
@@ -91,23 +93,33 @@ def _as_json(content: dict[str, Any]) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------
 
 
-def read_bytes(path: Path, sha256: str | None = None) -> bytes:
-    """Read a stored file, which must have a checksum if one is given."""
+def read_bytes(path: Path, sha256: str | None = None, most: int | None = None) -> bytes:
+    """Read a stored file of at most some bytes, which must have a checksum if one is given."""
     try:
         with disk_errors(path, "read"):
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its writer
+                raise damaged(path, "it is not a file")
+            if most is not None and found.st_size > most:
+                raise damaged(path, f"it is larger than {size_in_words(most)}")
             content = path.read_bytes()
     except FileNotFoundError:
         raise damaged(path, "it is missing") from None
-    except IsADirectoryError:
-        raise damaged(path, "it is a folder") from None
     if sha256 is not None and checksum(content) != sha256:
         raise damaged(path, "its checksum differs from the recorded checksum")
     return content
 
 
+def read_plain(path: Path) -> bytes:
+    """Read a user's file; raise OSError for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that ``write_json`` has written."""
-    content = read_bytes(path)
+    content = read_bytes(path, most=_MOST_TEXT)
     try:
         found = json.loads(content.decode())
         if not isinstance(found, dict):
@@ -122,7 +134,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_checked(path: Path, title: str = "") -> bytes:
     """Read bytes that ``write_checked`` has written below the same title."""
-    first, _, content = read_bytes(path).partition(b"\n")
+    first, _, content = read_bytes(path, most=_MOST_TEXT if title else None).partition(b"\n")
     if first != f"{title}{checksum(content)}".encode():
         raise damaged(path, "it is not as written, or of another format")
     return content

@@ -19,6 +19,7 @@ from opencil.report.writing import chosen_tables
 from opencil.runs.events import Failed, find_unexpected
 from opencil.runs.foreign import Exemplars, GivenModels, Source, left_out, plan_foreign
 from opencil.runs.launch import execute
+from opencil.runs.launch import overwrite as overwrite_runs
 from opencil.runs.loading import load
 from opencil.runs.loggers import logging
 from opencil.runs.reading import study_so_far
@@ -33,6 +34,7 @@ def run(
     settings: Iterable[str] = (),
     only: str | None = None,
     progress: bool = False,
+    overwrite: bool = False,
     **sections: Any,
 ) -> "Results":
     """Train, evaluate and store the missing runs of a config; return the results.
@@ -40,12 +42,16 @@ def run(
     ``config`` is a config, a mapping, or the path of a YML. Keyword arguments are sections that override it:
     ``run(benchmark="digits", cil={"icarl": {"epochs": 2}}, detector="energy", seed=[0, 1])``. ``settings``
     are texts, as ``--set`` takes them. ``only="1/3"`` is the first of three shares of the runs, for machines
-    that share a grid. ``progress`` draws bars in a terminal or a notebook.
+    that share a grid. ``progress`` draws bars in a terminal or a notebook. ``overwrite`` makes stored runs
+    again that have other values than now, which are refused without it; of a detector, its rows alone.
 
     A failing run does not stop the others; an error at the end names each failed run with its reason.
     Finished steps are stored, and the same call resumes from there.
     """
-    results = _carry_out(_resolve_call(config, sections, settings), plan_share(only), progress)
+    resolved, planned = _resolve_call(config, sections, settings), plan_share(only)
+    if overwrite:
+        overwrite_runs(resolved, planned(resolved))
+    results = _carry_out(resolved, planned, progress)
     for sentence in describe_changed(results.study.runs):
         warnings.warn(sentence, stacklevel=2)
     return results
@@ -58,7 +64,7 @@ def evaluate_steps(
     benchmark: str | Mapping[str, Any],
     k: int | str | None = None,
     seed: int = 0,
-    detector: Any = "all",
+    detector: Any = None,
     memory: Exemplars = "herding",
     class_order: Sequence[int] | None = None,
     outputs: Literal["stream", "labels"] = "stream",

@@ -22,8 +22,6 @@ from opencil.nets.wrap import as_classifier, wrap
 from opencil.registry import DETECTORS
 from opencil.runs.loading import benchmark
 
-#: OpenOOD's names of detectors with another name here.
-NAMES = {"ebo": "energy", "mls": "maxlogit"}
 #: Columns of the table, and their metrics.
 COLUMNS = {"FPR@95": "fpr_ood_positive", "AUROC": "auc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_out"}
 
@@ -65,7 +63,7 @@ class Evaluator:
         self.id_name, self.batch_size = id_name, batch_size
         self.net = as_classifier(net) if head is None else wrap(cast(nn.Module, net), head)
         if postprocessor is None and postprocessor_name is not None:
-            postprocessor = DETECTORS.create(NAMES.get(postprocessor_name, postprocessor_name))
+            postprocessor = DETECTORS.create(postprocessor_name)
         if not isinstance(postprocessor, Detector):
             raise BadInput("postprocessor should be a detector, or postprocessor_name the name of one")
         self.postprocessor = postprocessor

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opencil.errors import BadInput, nearest, not_imported, unknown
-from opencil.files import checksum
+from opencil.errors import BadInput, nearest, not_imported
+from opencil.files import checksum, read_plain
 from opencil.registry import REGISTRIES, Registry, registered_by
 
 #: What a run's record says about plugins: the SHA-256 of the text of each.
@@ -77,7 +77,7 @@ def list_imported() -> list[Plugin]:
 def _import_file(plugin: str, path: Path) -> Plugin:
     """Import a file, unless this very text of it is imported already."""
     try:
-        text = path.read_bytes()
+        text = read_plain(path)
     except (OSError, ValueError) as error:  # a name with a NUL
         reason = getattr(error, "strerror", error)
         raise BadInput(f"plugin {plugin!r} cannot be read: {reason}{_similar(path)}") from None
@@ -160,4 +160,4 @@ def describe_missing(notes: Mapping[str, Any]) -> str:
 def require(registry: Registry[Any], name: str, notes: Mapping[str, Any]) -> None:
     """Refuse a stored run's name that is not registered here, naming the run's plugins."""
     if name.partition("@")[0] not in registry.names():
-        raise BadInput(f"{unknown(registry.kind, name, registry.names())}\n{describe_missing(notes)}".strip())
+        raise BadInput(f"{registry.refuse(name)}\n{describe_missing(notes)}".strip())

@@ -9,16 +9,17 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from opencil.errors import BadInput, OpenCILError, not_imported, unknown
+from opencil.errors import BadInput, OpenCILError, nearest, not_imported, shown, unknown
 
 T = TypeVar("T")
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -79,11 +80,21 @@ class Registry(Generic[T]):
     """Names of one kind of object.
 
     ``home`` is the package whose modules register the built-in ones; ``base`` names the class of ``opencil``
-    that all must subclass, if any; ``paper`` are the names that the OpenCIL paper has.
+    that all must subclass, if any; ``paper`` are the names that the OpenCIL paper has; ``aliases`` are names
+    that other libraries use, in lower case, with ours; ``default`` are those of a config that chooses none.
     """
 
-    def __init__(self, kind: str, home: str, base: str = "", paper: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        home: str,
+        base: str = "",
+        paper: Collection[str] = (),
+        aliases: Mapping[str, str] | None = None,
+        default: Sequence[str] = (),
+    ) -> None:
         self.kind, self.home, self.base, self.paper = kind, home, base, frozenset(paper)
+        self.aliases, self.default = aliases or {}, default
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, paper: Paper | None = None) -> Callable[[Target], Target]:
@@ -117,7 +128,25 @@ class Registry(Generic[T]):
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the names that match a shell pattern (``*norm*``) or are of a group (``paper``), sorted."""
-        return self.groups().get(pattern) or sorted(fnmatch.filter(self._entries, pattern))
+        return self.groups().get(pattern) or sorted(fnmatch.filter(self._entries, self.translate(pattern)))
+
+    def translate(self, name: str) -> str:
+        """Return our name for another library's, as ``energy@warm`` for ``ebo@warm``, or the name."""
+        self._load()
+        known, at, label = name.partition("@")
+        return name if known in self._entries else self.aliases.get(known.lower(), known) + at + label
+
+    def refuse(self, name: str, also: Iterable[str] = (), hint: str = "") -> BadInput:
+        """Return the error for an unknown name; it names a file of this folder that registers the name.
+
+        ``also`` are other names that are allowed there; ``hint`` is a better suggestion than a similar name.
+        """
+        files = (path for path in sorted(Path().glob("*.py")) if path.is_file())
+        pattern = re.compile(rf"register_\w+\(\s*['\"]{re.escape(name)}['\"]".encode())
+        if found := next((path for path in files if pattern.search(path.read_bytes())), None):
+            hint = f"; {found} registers it: give --plugin {found}"
+        hint = hint or nearest(name, [*also, *self._entries, *self.aliases])
+        return unknown(self.kind, name, [*also, *self._entries], hint)
 
     def groups(self) -> dict[str, list[str]]:
         """Return the groups and their names: ``all``, ``paper`` for the OpenCIL paper's, and every family."""
@@ -132,9 +161,11 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """Return the entry of ``name``, which may have a label: ``ber@nter`` is ``ber`` with other values."""
         self._load()
-        known, at, label = name.partition("@")
+        if not isinstance(name, str):
+            raise BadInput(f"{self.kind} {shown(name)} is a {type(name).__name__}: a name is needed")
+        known, at, label = self.translate(name).partition("@")
         if known not in self._entries:
-            raise unknown(self.kind, known, self._entries)
+            raise self.refuse(known)
         if at and not re.fullmatch(_NAME, label):
             raise BadInput(f"{self.kind} {name!r} has no usable label: allowed are a-z, 0-9, - and _")
         return self._entries[known]
@@ -172,7 +203,7 @@ class Registry(Generic[T]):
         """Create the object of a name, which it keeps as ``registered_name``: seeds depend on it."""
         from opencil.validation import build, check_arguments, merge
 
-        make = self.entry(name).make
+        make, name = self.entry(name).make, self.translate(name)
         if is_dataclass(make):
             values = merge(self.defaults(name), values) if self.preset(name) else values
             created = cast(T, build(make, values, where=name))
@@ -223,8 +254,25 @@ _LEARNERS_OF_PAPER = "bic foster icarl wa"
 _DETECTORS_OF_PAPER = (
     "energy gen klm maxlogit msp nnguide odin react relation augmix ber logitnorm npos regmix t2fnorm vos"
 )
-LEARNERS: Registry[Any] = Registry("CIL method", "opencil.cil", "Learner", _LEARNERS_OF_PAPER.split())
-DETECTORS: Registry[Any] = Registry("detector", "opencil.detectors", "Detector", _DETECTORS_OF_PAPER.split())
+#: Names of OpenOOD, and of the classes of pytorch-ood, for detectors with another name here.
+_ALIASES = {
+    "ebo": "energy",
+    "energybased": "energy",
+    "maxsoftmax": "msp",
+    "mls": "maxlogit",
+    "mds": "mahalanobis",
+    "rmds": "relative-mahalanobis",
+    "rmd": "relative-mahalanobis",
+    "klmatching": "klm",
+    "temp_scaling": "tempscale",
+    "temperaturescaling": "tempscale",
+}
+LEARNERS: Registry[Any] = Registry(
+    "CIL method", "opencil.cil", "Learner", _LEARNERS_OF_PAPER.split(), default=["icarl"]
+)
+DETECTORS: Registry[Any] = Registry(
+    "detector", "opencil.detectors", "Detector", _DETECTORS_OF_PAPER.split(), _ALIASES, ["msp", "energy"]
+)
 DATASETS: Registry[Any] = Registry("dataset", "opencil.data", "Dataset")
 BACKBONES: Registry[Any] = Registry("backbone", "opencil.nets")
 METRICS: Registry[Any] = Registry("metric", "opencil.evaluation")

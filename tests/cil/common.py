@@ -1,5 +1,6 @@
 """Tasks of a few steps, and comparisons of models, for tests of several methods."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,3 +46,22 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     """Names of the tensors that are not the same."""
     return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def naive_fecam(features: list[Tensor], query: np.ndarray) -> list[float]:
+    """Squared distances of one image's features to each class, step by step in numpy."""
+    found = []
+    for of_class in features:
+        raw = of_class.numpy()
+        spread = np.cov(np.sqrt(raw).T)
+        for _ in range(2):
+            off = spread - np.diag(np.diag(spread))
+            mean = off[off != 0].mean()
+            eye = np.eye(len(spread))
+            spread = spread + np.diag(spread).mean() * eye + mean * (1 - eye)
+        deviations = np.sqrt(np.diag(spread))
+        inverse = np.linalg.pinv(spread / np.outer(deviations, deviations))
+        mean = np.sqrt(raw.mean(axis=0))
+        apart = np.sqrt(query) / np.linalg.norm(np.sqrt(query)) - mean / np.linalg.norm(mean)
+        found.append(float(apart @ inverse @ apart))
+    return found

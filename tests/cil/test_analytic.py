@@ -16,6 +16,7 @@ from opencil.cil.ranpac import RanPAC
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.seeding import generator
+from opencil.nets.random_features import RandomFeatureHead
 from tests.cil.common import trained_tasks
 
 
@@ -25,6 +26,12 @@ def random_features(task: Task, seen: int) -> tuple[Tensor, Tensor]:
     chosen = (images.labels < seen).nonzero().flatten()
     f = forward(task.model, images, task.setting.transform, chosen).features.double()
     return (f @ task.model.head.projection.double()).clamp(min=0), images.labels[chosen]
+
+
+def test_random_matrices_are_of_the_named_distribution() -> None:
+    normal, uniform = (RandomFeatureHead(25, 2000, 2, drawn).projection for drawn in ("normal", "uniform"))
+    assert float(normal.std()) == pytest.approx(1, abs=0.05)
+    assert float(uniform.abs().max()) == pytest.approx(1 / 5, abs=0.01)
 
 
 def test_weights_are_those_of_ridge_regression_on_all_images_seen(setting: Setting, stream: Stream) -> None:
@@ -50,6 +57,25 @@ def test_sums_give_what_the_recursion_of_the_paper_gives(setting: Setting, strea
         inverse = inverse - inverse @ x.T @ gain @ x @ inverse
         weights = weights + inverse @ x.T @ (y - x @ weights)
         torch.testing.assert_close(task.model.head.last.weight.double(), weights.T, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [10, 200])  # fewer random features than images, and more
+def test_a_single_step_needs_no_sums(width: int, setting: Setting, stream: Stream) -> None:
+    """It has the weights of scikit-learn's ridge regression, and the λ of a step that others follow."""
+    learner = RanPAC(epochs=2, width=width)
+    (task,) = trained_tasks(learner, replace(setting, single=True), stream, 1)
+    assert task.model.gram.numel() == task.model.products.numel() == 0
+    (other,) = trained_tasks(learner, setting, stream, 1)
+    torch.testing.assert_close(
+        task.model.head.last.weight, other.model.head.last.weight, rtol=1e-3, atol=1e-5
+    )
+    h, labels = random_features(task, task.step.seen)
+    numbers = generator(setting.data_seed, "held out", 1)
+    order = torch.randperm(len(h), generator=numbers)
+    ridge = best_ridge(h[order], F.one_hot(labels[order], task.step.seen).double())
+    expected = Ridge(alpha=ridge, fit_intercept=False).fit(h.numpy(), np.eye(task.step.seen)[labels])
+    found = task.model.head.last.weight.double().numpy(force=True)
+    np.testing.assert_allclose(found, expected.coef_, rtol=1e-3, atol=1e-5)
 
 
 def naive_errors(h: Tensor, targets: Tensor) -> list[float]:

@@ -68,6 +68,8 @@ def test_held_out_images_depend_on_the_step_and_the_seed() -> None:
     drawn = [held_out(*at) for at in [(2, 0), (3, 0), (2, 1)]]
     assert [len(chosen) for chosen in drawn] == [8] * 3, "a tenth of 40 / 2, of each of 4 classes"
     assert len(set(drawn)) == 3
+    _, of_fixed = BiC().split(task_of(labels, Memory(0, fixed=20), 2))
+    assert len(of_fixed) == 8, "a tenth of 20, of each class"
     assert drawn[0] == held_out(2, 0) == (7, 8, 20, 36, 47, 49, 72, 76), "as stored runs have it"
 
 
@@ -77,6 +79,8 @@ def test_a_class_needs_two_images_of_which_one_is_held_out() -> None:
     assert labels[held_out].tolist() == [0, 1]
     with pytest.raises(BadInput, match=r"^memory = 30"):
         BiC().split(task_of(labels[1:], Memory(30), 1))
+    with pytest.raises(BadInput, match=r"^memory_per_class = 1 "):
+        BiC().split(task_of(labels[1:], Memory(30, fixed=1), 1))
 
 
 def test_stage_one_distils_and_changes_no_correction(corrected: Task) -> None:

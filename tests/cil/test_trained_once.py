@@ -12,13 +12,14 @@ from opencil.cil.fecam import FeCAM
 from opencil.cil.fetril import FeTrIL
 from opencil.cil.learner import Setting, Task
 from opencil.cil.simplecil import SimpleCIL
+from opencil.cil.slda import SLDA
 from opencil.cil.trained_once import TrainedOnce
 from opencil.data.memory import Memory
 from opencil.data.stream import Stream
 from opencil.engine.forward import forward
 from opencil.engine.schedule import Schedule
 from opencil.registry import LEARNERS
-from tests.cil.common import trained_tasks
+from tests.cil.common import naive_fecam, trained_tasks
 
 METHODS = ("simplecil", "fecam", "fetril", "ranpac", "acil")
 
@@ -60,23 +61,17 @@ def test_rows_of_simplecil_are_class_means(setting: Setting, stream: Stream) -> 
     assert learner.first == Schedule(epochs=2, lr=0.01, decay="cosine", weight_decay=5e-4)
 
 
-def naive_fecam(features: list[Tensor], query: np.ndarray) -> list[float]:
-    """Squared distances of one image's features to each class, step by step in numpy."""
-    found = []
-    for of_class in features:
-        raw = of_class.numpy()
-        spread = np.cov(np.sqrt(raw).T)
-        for _ in range(2):
-            off = spread - np.diag(np.diag(spread))
-            mean = off[off != 0].mean()
-            eye = np.eye(len(spread))
-            spread = spread + np.diag(spread).mean() * eye + mean * (1 - eye)
-        deviations = np.sqrt(np.diag(spread))
-        inverse = np.linalg.pinv(spread / np.outer(deviations, deviations))
-        mean = np.sqrt(raw.mean(axis=0))
-        apart = np.sqrt(query) / np.linalg.norm(np.sqrt(query)) - mean / np.linalg.norm(mean)
-        found.append(float(apart @ inverse @ apart))
-    return found
+def test_the_head_of_slda_is_that_of_gaussians_with_one_covariance(setting: Setting, stream: Stream) -> None:
+    task = trained_tasks(SLDA(epochs=1), setting, stream)[-1]
+    features = [f.double().numpy() for f in features_of(task, [0, 1, 2, 3, 4])]
+    means = np.stack([f.mean(axis=0) for f in features])
+    centred = np.concatenate([f - f.mean(axis=0) for f in features])
+    shrinkage, spread = SLDA(epochs=1).shrinkage, centred.T @ centred / len(centred)
+    inverse = np.linalg.inv((1 - shrinkage) * spread + shrinkage * np.eye(len(spread)))
+    head = task.model.head
+    np.testing.assert_allclose(head.weight.detach().numpy(), means @ inverse, rtol=1e-3, atol=1e-3)
+    expected = -0.5 * np.einsum("cd,de,ce->c", means, inverse, means)
+    np.testing.assert_allclose(head.bias.detach().numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_logits_of_fecam_are_negative_distances(setting: Setting, stream: Stream) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+import opencil
 from opencil.config import parse_yaml, resolve
 from tests.cli.common import call
 
@@ -47,10 +48,24 @@ def test_flags_are_the_library_s_values(flags: list[str], same: dict[str, Any]) 
     assert resolve(parse_yaml(result.stdout, "printed")) == resolve(**few | same)
 
 
-def test_no_flags_mean_all_methods() -> None:
+def test_no_flags_mean_a_small_default_and_all_is_to_be_said() -> None:
     plain, every = call("config"), call("config", "--cil", "all", "--detector", "all")
-    assert (plain.exit_code, plain.stdout) == (0, every.stdout)
     assert resolve(parse_yaml(plain.stdout, "printed")) == resolve()
+    assert (list(resolve().cil), list(resolve().detector)) == (["icarl"], ["msp", "energy"])
+    printed = resolve(parse_yaml(every.stdout, "printed"))
+    assert (list(printed.cil), list(printed.detector)) == (opencil.list_learners(), opencil.list_detectors())
+
+
+def test_scales_of_schedules_multiply_the_layers_below() -> None:
+    def epochs(*words: str) -> int:
+        result = call("config", "--cil", "icarl", *words)
+        length: int = resolve(parse_yaml(result.stdout, "printed")).cil["icarl"]["first"]["epochs"]
+        return length
+
+    paper = opencil.create_learner("icarl").first.epochs
+    assert epochs() == round(0.15 * paper), "as the benchmark has it"
+    assert epochs("--epochs-scale", "0.5") == round(0.5 * epochs())
+    assert epochs("--epochs-scale", "0.5", "--set", "cil.icarl.epochs_scale=0.2") == round(0.1 * epochs())
 
 
 def test_flags_are_laid_on_a_yml(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``opencil evaluate``: a folder of checkpoints from elsewhere becomes a run like any other."""
 
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,47 +102,3 @@ def test_a_bug_in_the_factory_is_shown_with_its_place() -> None:
     assert result.exit_code == 1
     assert 'my_file.py", line 9, in broken' in result.stderr
     assert "stopped: KeyError: 'no such thing' (traceback:" in result.stderr
-
-
-LIKE_PYCIL = """
-from torch import nn
-
-class SimpleLinear(nn.Linear):
-    def forward(self, features):
-        return {"logits": super().forward(features)}
-
-class IncrementalNet(nn.Module):
-    def __init__(self, args, pretrained):
-        super().__init__()
-        assert args["convnet_type"] == "resnet32"
-        self.convnet, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU()), None
-
-    def extract_vector(self, x):
-        return self.convnet(x)
-
-    def update_fc(self, nb_classes):
-        self.fc = SimpleLinear(16, nb_classes)
-"""
-
-
-def test_checkpoints_of_pycil(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that the guide shows, on a network and checkpoints as PyCIL's are."""
-    page = (Path(__file__).parents[2] / "docs/your-models.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```python\n(# from_pycil.py\n.*?)^```$", page, re.M | re.S)
-    Path("from_pycil.py").write_text(shown, encoding="utf-8")
-    Path("utils").mkdir()
-    Path("utils/inc_net.py").write_text(LIKE_PYCIL, encoding="utf-8")
-    monkeypatch.setattr(sys, "path", list(sys.path))  # the file's folder is added to it
-    names: dict[str, Any] = {}
-    exec(LIKE_PYCIL, names)
-    for file in Path("checkpoints").iterdir():
-        file.unlink()
-    for task in range(4):
-        network = names["IncrementalNet"]({"convnet_type": "resnet32"}, False)
-        network.update_fc(2 * (task + 1))
-        torch.save({"tasks": task, "model_state_dict": network.state_dict()}, f"checkpoints/icarl_{task}.pkl")
-    result = call("--detector", "msp,ber", factory="from_pycil.py")
-    for name in ("utils", "utils.inc_net"):
-        sys.modules.pop(name, None)
-    assert result.exit_code == 0, result.output
-    assert set(opencil.read_rows("r")["step"]) == {1, 2, 3, 4}

@@ -29,6 +29,12 @@ def test_list_names_everything(kind: str) -> None:
     assert not CONTROL.search(result.stdout)
 
 
+def test_list_alone_names_its_choices_and_another_librarys_name_finds_ours() -> None:
+    lines = call("list").stdout.splitlines()
+    assert [line.split()[2] for line in lines] == list(KINDS)
+    assert call("list", "detectors", "ebo").stdout == call("list", "detectors", "energy").stdout
+
+
 def rows(text: str) -> dict[str, int]:
     """The first words of a list's lines that begin at the side, and how many lines follow them."""
     taken: dict[str, int] = {}

@@ -66,6 +66,21 @@ def test_clean_deletes_only_when_asked_and_nothing_of_a_living_run(finished: Pat
     assert "nothing to clean up in 1 run" in call("clean", finished).stdout
 
 
+def test_clean_failed_deletes_failed_runs_and_no_others(finished: Path) -> None:
+    failed = finished / "digits/k2/icarl/seed1"
+    shutil.copytree(finished / RUN, failed)
+    shutil.rmtree(failed / "step04")
+    (failed / "error.txt").write_text("It broke.")
+    assert "nothing to clean up in 2 runs" in call("clean", finished).stdout
+    listed = call("clean", finished, "--failed").stdout
+    assert "seed1" in listed
+    assert "It broke." in listed
+    assert failed.exists()
+    assert "1 deleted" in call("clean", finished, "--failed", "--yes").stdout
+    assert not failed.exists()
+    assert call("check", finished).exit_code == 0
+
+
 def test_deep_trains_a_step_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = call("check", finished / RUN, "--deep")
     assert found.exit_code == 0, found.stderr

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 import opencil
 from opencil.cli import app
+from opencil.cli.guard import exit_on_errors
 from opencil.cli.progress import progress
 from opencil.cli.run import opening
 from opencil.config import Config, PlaceConfig, SeedConfig
@@ -149,7 +151,13 @@ def test_h_is_help_with_an_example(words: str) -> None:
 def test_help_shows_flags_with_the_defaults_that_there_are() -> None:
     text = " ".join(call("run", "-h", COLUMNS="200").stdout.split())
     place, (seed,) = PlaceConfig(), SeedConfig().runs
-    defaults = {"benchmark": "digits", "cil": "all", "detector": "all", "seed": seed, "runs": place.runs}
+    defaults = {
+        "benchmark": "digits",
+        "cil": "icarl",
+        "detector": "msp,energy",
+        "seed": seed,
+        "runs": place.runs,
+    }
     defaults |= {"device": place.device, "pack": place.pack, "precision": Arithmetic().precision}
     for flag, default in defaults.items():
         assert re.search(rf"--{flag} [^│]*\[default: \({default}\)\]", text), flag
@@ -188,3 +196,15 @@ def test_control_characters_are_escaped() -> None:
     result = call("report", "a\x1b[31mb")
     assert "\x1b" not in result.output
     assert r"a\x1b[31mb" in result.stderr
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904 - as rich does
+
+    with pytest.raises(typer.Exit), exit_on_errors():
+        write()
+    assert capsys.readouterr() == ("", "")

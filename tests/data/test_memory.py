@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opencil.data.memory import Memory, herd, quota
+from opencil.data.memory import Memory, herd
 from opencil.errors import BadInput
 
 
@@ -41,10 +41,11 @@ def random_features(count: int, width: int, seed: int) -> Tensor:
 
 
 def test_quota_of_the_paper() -> None:
-    assert [quota(2000, seen) for seen in range(10, 101, 10)] == [200, 100, 66, 50, 40, 33, 28, 25, 22, 20]
-    assert quota(8, 8) == 1
+    shares = [200, 100, 66, 50, 40, 33, 28, 25, 22, 20]
+    assert [Memory(2000).quota(seen) for seen in range(10, 101, 10)] == shares
+    assert Memory(8).quota(8) == 1
     with pytest.raises(BadInput, match="memory = 7"):
-        quota(7, 8)
+        Memory(7).quota(8)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -92,11 +93,20 @@ def test_the_memory_contains_herded_indices_of_every_class() -> None:
         Memory(2).add_classes(classes[:3])
 
 
+def test_a_fixed_number_per_class_stays_however_many_classes_there_are() -> None:
+    classes = [candidates(100 * c, c) for c in range(4)]
+    herded = [[int(indices[i]) for i in naive_herd(features, 3)] for indices, features in classes]
+    first = Memory(0, fixed=3).add_classes(classes[:1])
+    second = first.add_classes(classes[1:]).with_tensors(first.add_classes(classes[1:]).tensors())
+    assert [c.tolist() for c in second.per_class] == herded
+    assert (second.share(4), second.quota(9), Memory(10).share(4)) == (3, 3, 2.5)
+
+
 @pytest.mark.parametrize("classes", [0, 1, 3])
 def test_a_memory_is_restored_from_its_tensors(classes: int) -> None:
     memory = Memory(7)
     if classes:
         memory = memory.add_classes([candidates(100 * c, c) for c in range(classes)])
-    again = Memory.from_tensors(7, memory.tensors())
+    again = Memory(7).with_tensors(memory.tensors())
     assert (again.size, again.indices.dtype) == (7, torch.int64)
     assert [c.tolist() for c in again.per_class] == [c.tolist() for c in memory.per_class]

@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from html.parser import HTMLParser
@@ -12,7 +13,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
+import opencil
 from opencil.registry import Registry
+from opencil.report.results import results
 
 pytest.importorskip("zensical", reason="pip install 'opencil[docs]'")
 pytest.importorskip("latex2mathml", reason="pip install 'opencil[docs]'")
@@ -34,7 +37,8 @@ class Page(HTMLParser):
         self.loads: list[str] = []
         self.anchors: set[str] = set()
         self.formulas = 0
-        self.feed(path.read_text(encoding="utf-8"))
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
@@ -103,13 +107,42 @@ def test_a_page_has_everything_that_its_class_declares(
     kind: str, registry: Registry[Any], name: str, site: Path, pages: dict[Path, Page]
 ) -> None:
     path, entry = site / "methods" / kind / f"{name}.html", registry.entry(name)
-    text = html.unescape(path.read_text(encoding="utf-8"))
+    text = html.unescape(pages[path].text)
+    assert [link for link in pages[path].links if link.endswith(f"{entry.make.__module__.split('.')[-1]}.py")]
     assert pages[path].formulas == len(vars(entry.make)["equation"].split(r"\\"))
     assert not entry.paper or entry.paper.link in pages[path].links
     assert [f.name for f in fields(entry.make) if f"<code>{f.name}</code>" not in text] == []
     assert [label for label in entry.named if f"<code>{name}@{label}</code>" not in text] == []
     notes = [vars(cls).get("differs", "") for cls in inspect.getmro(entry.make)]
     assert [note for note in notes if note.split("`")[0].strip() not in text] == []
+
+
+def test_a_method_page_shows_what_was_measured(site: Path, pages: dict[Path, Page]) -> None:
+    (outcome,) = [one for one in results(opencil.read_study(make.ROOT / "results/study")) if one.k == 10]
+    for path, cell in (
+        ("detectors/nnguide", outcome.of("wa", "nnguide", "auc", "all")),
+        ("cil/wa", outcome.of("wa", "nnguide", "auc", "all")),
+        ("cil/wa", outcome.of("wa", "", "accuracy", "")),
+    ):
+        assert cell.text in pages[site / "methods" / f"{path}.html"].text
+
+
+def test_the_reference_has_every_public_name(site: Path, pages: dict[Path, Page]) -> None:
+    anchors = {
+        name for path, page in pages.items() if path.parent == site / "reference" for name in page.anchors
+    }
+    assert {name.lower() for name in opencil.__all__} - {"__version__"} <= anchors
+    assert {"results.table", "detector.score", "run.detector"} <= anchors
+    text = pages[site / "reference" / "detectors.html"].text
+    assert "<h2" in text
+    assert "``" not in text
+
+
+def test_no_column_of_the_guides_is_without_a_head(site: Path, pages: dict[Path, Page]) -> None:
+    guides = [path for folder in ("docs", "methods", "reference") for path in (site / folder).rglob("*.html")]
+    assert [
+        path for path in [site / "index.html", *guides] if re.search("<th[^>]*></th>", pages[path].text)
+    ] == []
 
 
 def test_formulas_become_mathml_and_code_stays() -> None:

@@ -116,6 +116,19 @@ def test_extras_are_read_from_the_signature(loss: Callable[..., Tensor], expecte
         extras_of(lambda images, labels, indices: images, "boost")
 
 
+def test_images_are_augmented_in_full_precision() -> None:
+    class Product(Transform):
+        def train(self, pixels: Tensor, drawn: object) -> Tensor:
+            return pixels.float() @ pixels.float().mT
+
+    pixels = torch.arange(192, dtype=torch.uint8).view(1, 3, 8, 8)
+    transform = Product(mean=(0, 0, 0), std=(1, 1, 1), crop=8)
+    loss = augmented_loss(lambda images, labels: images, transform)
+    with torch.autocast("cpu", torch.bfloat16):
+        images = loss(pixels, torch.zeros(1).long())
+    assert torch.equal(images, pixels.float() @ pixels.float().mT)
+
+
 def test_the_epochs_of_a_filled_batch_go_on_in_the_next_permutation() -> None:
     drawn = torch.cat([epoch_order(5, 6, epoch, (0,)) for epoch in range(5)])
     assert drawn.view(6, 5).sort(dim=1).values.tolist() == [list(range(5))] * 6

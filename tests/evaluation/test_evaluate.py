@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
@@ -55,7 +57,7 @@ OOD = {"near": image_set("near", 30, 3), "far": image_set("far", 25, 4)}
 
 def test_all_detectors_on_image_sets_leave_the_model_as_it_is() -> None:
     model = Stranger()
-    table = evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, tasks=[1, 1, 2, 2])
+    table = evaluate(model, TEST, OOD, detectors="all", setup=SETUP, transform=TRANSFORM, tasks=[1, 1, 2, 2])
     assert list(table.columns) == ["detector", "ood", "task", "metric", "value"]
     assert set(table["detector"]) == set(opencil.list_detectors())
     accuracies = table[table["metric"] == "accuracy"]
@@ -81,17 +83,47 @@ def test_values_are_those_of_the_detectors_and_metrics_by_hand() -> None:
     assert accuracy == opencil.accuracy(inside.logits.argmax(dim=1), TEST.labels)
 
 
-def test_one_pass_serves_all_detectors_that_read_outputs() -> None:
+def test_by_default_one_pass_serves_all_detectors_that_read_outputs() -> None:
     model = Stranger()
     made = {name: DETECTORS.create(name) for name in opencil.list_detectors()}
     names = [n for n, d in made.items() if not {"images", "layers"} & (d.reads | d.reads_to_set_up)]
-    evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=names)
+    table = evaluate(model, TEST, OOD, setup=SETUP, transform=TRANSFORM, tasks=[1, 1, 2, 2])
     assert model.seen == 40 + 30 + 25 + 400
+    assert list(table["detector"].unique()) == names
+    unready = {name for name in names if made[name].needs_setup}
+    table = evaluate(model, TEST, OOD, transform=TRANSFORM)
+    assert set(table["detector"]) == {*names} - unready
+    of_logits = evaluate(lambda images: images.flatten(1)[:, :4], normalised(TEST), {"far": normalised(TEST)})
+    assert {"msp", "energy"} < set(of_logits["detector"]) < set(table["detector"])
 
 
-def test_detectors_without_maps_are_left_out_by_default(
-    monkeypatch: pytest.MonkeyPatch,
+def test_folders_are_images_as_image_sets_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number, pixels in enumerate(TEST.images):
+        for folder in (f"test/{TEST.labels[number]}", "mine"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+            image.save(tmp_path / folder / f"{number:02d}.png")
+    rows = TEST.labels.argsort(stable=True)  # as files are sorted
+    sets = [ImageSet("test", TEST.images[rows], TEST.labels[rows]), {"mine": TEST, "far": OOD["far"]}]
+    given: dict[str, Any] = {"transform": TRANSFORM, "detectors": "msp"}
+    expected = evaluate(Stranger(), *sets, **given)
+    ood = {"mine": tmp_path / "mine", "far": OOD["far"]}
+    found = evaluate(Stranger(), str(tmp_path / "test"), ood, **given)
+    pd.testing.assert_frame_equal(found, expected)
+    assert capsys.readouterr() == ("", ""), "a bar is for terminals"
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(BadInput, match="transform"):
+        evaluate(Stranger(), TEST, {"mine": tmp_path / "mine"}, detectors="msp")
+    with pytest.raises(BadInput, match="ood 'mine' is 'nowhere'"):
+        evaluate(Stranger(), TEST, {"mine": "nowhere"}, **given)
+    with pytest.raises(BadInput, match="folders of classes"):
+        evaluate(Stranger(), tmp_path / "mine", OOD, **given)
+
+
+def test_detectors_without_maps_are_left_out_of_a_group() -> None:
     class Blind(Stranger):
         maps = None  # type: ignore[assignment]
 
@@ -105,12 +137,12 @@ def test_detectors_without_maps_are_left_out_by_default(
         def set_up(self, outputs: opencil.Outputs) -> None:
             pass
 
-    monkeypatch.setattr(DETECTORS, "names", lambda: ["gram", "later", "msp", "rankfeat", "vim"])
+    given: dict[str, Any] = {"setup": SETUP, "transform": TRANSFORM, "tasks": [1, 1, 2, 2]}
     left_out = r"^(gram|later|rankfeat) is left out: Blind has no method maps"
     with pytest.warns(UserWarning, match=left_out) as warned:
-        table = evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM)
+        table = evaluate(Blind(), TEST, OOD, detectors="all", **given)
     assert [warning.filename for warning in warned] == [__file__] * 3, "where the user's line is"
-    assert list(table["detector"].unique()) == ["msp", "vim"]
+    assert {*opencil.list_detectors()} - {*table["detector"]} == {"gram", "later", "rankfeat"}
     with pytest.raises(BadInput, match="Blind has no method maps"):
         evaluate(Blind(), TEST, OOD, setup=SETUP, transform=TRANSFORM, detectors=["msp", "gram"])
 
@@ -153,9 +185,9 @@ def test_detectors_are_left_out_where_the_model_gives_no_gradient() -> None:
 
     given: dict[str, Any] = {"setup": SETUP, "transform": TRANSFORM}
     with pytest.warns(UserWarning, match="is left out") as warned:
-        table = evaluate(Frozen(), TEST, OOD, **given)
+        table = evaluate(Frozen(), TEST, OOD, detectors="post-hoc", **given)
     left_out = {str(warning.message).split()[0] for warning in warned}
-    assert {*opencil.list_detectors()} - {*table["detector"]} == left_out == {"odin", "adascale"}
+    assert {*opencil.list_detectors("post-hoc")} - {*table["detector"]} == left_out == {"odin", "adascale"}
     with pytest.raises(BadInput, match="odin:"):
         evaluate(Frozen(), TEST, OOD, detectors="odin", **given)
 
@@ -405,6 +437,10 @@ class Restless(IterableDataset):  # type: ignore[type-arg]
         ("shifted", {"shifted": [FLOATS]}),
         ("shifted", {"shifted": {"far": FLOATS}}),
         ("batch_size", {"batch_size": 0}),
+        ("batch_size", {"batch_size": FLOATS}),
+        ("metric", {"metrics": FLOATS}),
+        ("metric", {"metrics": [["auc"]]}),
+        ("test", {"test": torch.tensor(1.0)}),
         ("transform", {"transform": lambda images: images}),
         ("model", {"model": None}),
         ("logits", {"model": lambda images: images}),
@@ -414,6 +450,23 @@ def test_invalid_arguments_are_refused(key: str, given: dict[str, object]) -> No
     arguments = {"model": Stranger(), "test": FLOATS, "ood": {"far": FLOATS}, "detectors": ["msp"]} | given
     with pytest.raises(BadInput, match=key):
         evaluate(**arguments)  # type: ignore[arg-type]
+
+
+def test_labels_of_a_series_are_in_its_order() -> None:
+    given = {"ood": OOD, "detectors": "msp", "transform": TRANSFORM}
+    table = pd.Series(TEST.labels.tolist(), index=range(len(TEST), 0, -1))
+    pd.testing.assert_frame_equal(
+        evaluate(Stranger(), TEST, labels=table, **given),  # type: ignore[arg-type]
+        evaluate(Stranger(), TEST, **given),  # type: ignore[arg-type]
+    )
+
+
+def test_an_exit_inside_a_model_is_an_error() -> None:
+    def leave(_: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+    with pytest.raises(RuntimeError, match=r"SystemExit\(0\)"):
+        evaluate(leave, FLOATS, {"far": FLOATS}, detectors="msp")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The scripts of experiments/ run on a few digits, and the variants differ only where they say."""
+"""The variants of experiments/ differ only where they say, and their files agree with the rows."""
 
 import importlib
 from pathlib import Path
@@ -10,60 +10,8 @@ import torch
 import opencil
 from opencil.nets import fused
 from opencil.nets.resnet import resnet32
-from tests import processes
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-
-
-def run(script: str, *arguments: str) -> None:
-    """Run a script in a process of its own, since scripts register methods."""
-    with processes.script(EXPERIMENTS / script, *arguments) as started:
-        _, err = started.communicate()
-    assert started.returncode == 0, err
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of BiC."""
-    folder = tmp_path_factory.mktemp("runs")
-    benchmark = {"name": "digits", "classes_per_step": 4, "memory": 160}
-    place = {"device": "cpu", "runs": str(folder)}
-    opencil.run(benchmark=benchmark, cil={"bic": {"epochs": 2}}, detector="energy", place=place)
-    return folder / "digits" / "k4"
-
-
-def test_set_up_data(runs: Path, tmp_path: Path) -> None:
-    run("set_up_data.py", str(runs / "bic" / "seed0"), "--csv", str(tmp_path / "rows.csv"))
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    assert set(rows["setup"]) == {"train+", "memory", "as released", "one batch"}
-    banks = rows[(rows["setup"] == "one batch") & (rows["step"] == 2)]
-    assert set(banks["detector"]) == {"nnguide"}
-    assert (banks.groupby("ood")["auc"].nunique() > 1).all(), "each draw is another batch"
-    relation = rows[rows["detector"] == "relation"].pivot_table(index="step", columns="setup", values="auc")
-    assert (relation["train+"] != relation["memory"]).all()
-    assert (relation["as released"] != relation["memory"]).all()
-    stored = pd.read_parquet(runs / "bic" / "seed0" / "step02" / "detectors" / "energy.parquet")
-    assert set(rows["ood"]) == set(stored[stored["metric"] == "auc"]["ood"]) - {""}
-
-
-def test_validation_images_are_ten_of_each_new_class(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    script = importlib.import_module("set_up_data")
-    stored = opencil.open_run(runs / "bic" / "seed0")
-    step = stored.stream[1]
-    labels = stored.stream.test.labels[step.test]
-    held = script.validation(labels, step)
-    assert labels[held].bincount(minlength=step.seen).tolist() == [0] * step.old + [10] * step.new
-
-
-@pytest.mark.parametrize(("steps", "key"), [(["x"], "--steps"), (["2", "9"], "[9]")])
-def test_missing_steps_are_named(runs: Path, steps: list[str], key: str) -> None:
-    arguments = [str(runs / "bic" / "seed0"), "--steps", *steps]
-    with processes.script(EXPERIMENTS / "set_up_data.py", *arguments) as started:
-        _, err = started.communicate()
-    assert started.returncode == 2
-    assert key in err
-    assert "Traceback" not in err
 
 
 def test_the_network_by_torch_is_the_same_but_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

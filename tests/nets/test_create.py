@@ -87,6 +87,14 @@ def test_a_file_that_does_not_fit_is_refused(stored: Path) -> None:
         opencil.create_backbone("resnet8", weights=weights)
 
 
+def test_weights_that_would_lose_their_imaginary_part_are_refused(stored: Path, tmp_path: Path) -> None:
+    tensors = opencil.create_backbone("resnet8", weights=str(stored)).state_dict()
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name] + 1j}, path := tmp_path / "complex.safetensors")
+    with pytest.raises(BadInput, match=f"{name} is torch.complex64"):
+        opencil.create_backbone("resnet8", weights=str(path))
+
+
 def test_as_a_config_names_it(stored: Path) -> None:
     assert check_backbone({"name": "resnet8", "weights": None, "freeze": False}) == "resnet8"
     named: dict[str, Any] = {"name": "resnet8", "freeze": True, "weights": str(stored)}

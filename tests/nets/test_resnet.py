@@ -1,6 +1,8 @@
 """The small residual networks: size, shortcut, initialisation."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -92,10 +94,11 @@ def test_resnet18_is_the_reference_layer_by_layer() -> None:
         (resnet8, 8, [(16, 8, 8), (32, 4, 4), (64, 2, 2)]),
         (resnet32, 32, [(16, 32, 32), (32, 16, 16), (64, 8, 8)]),
         (resnet18, 64, [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2)]),
+        (partial(resnet18, stem="small"), 64, [(64, 64, 64), (128, 32, 32), (256, 16, 16), (512, 8, 8)]),
     ],
 )
 def test_maps_are_what_each_stages_last_block_gives(
-    make: type[ResNet], side: int, shapes: list[tuple[int, int, int]]
+    make: Callable[[], ResNet], side: int, shapes: list[tuple[int, int, int]]
 ) -> None:
     with seeded(0):
         network = make().eval()

@@ -143,6 +143,7 @@ class Twice(LikeTorchvision):
         (LikeVGG(), "classifier", "head 'classifier' .*did you mean 'classifier.3'"),
         (LikeTorchvision(), "layer1", "head 'layer1' .*allowed are auxiliary, fc"),
         (len, "fc", "builtin_function_or_method"),
+        (LikeTorchvision(), None, "NoneType is given for a layer"),
         # These are noticed when the model runs.
         (LikeTorchvision(), "auxiliary", "head 'auxiliary' .*called 0 times"),
         (Twice(), "fc", "head 'fc' .*called 2 times"),

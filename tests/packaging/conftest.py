@@ -28,10 +28,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def distributions(clone: Path) -> Path:
     """A folder with the sdist, and the wheel that is built from it."""
     folder = clone.parent / "dist"
-    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
-    _run(sys.executable, "-c", build, cwd=clone)
-    (sdist,) = folder.iterdir()
-    _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(sdist))
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(clone))
     return folder
 
 

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import opencil
@@ -61,3 +62,20 @@ def test_a_commit_is_checked_by_what_make_check_runs() -> None:
     assert len(checks) == len(recipe.strip().splitlines()) - 1 == len(entries)
     assert all(entry.startswith(check) for check, entry in zip(checks, entries, strict=True))
     assert local["repo"] == "local"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_forms_of_issues_have_what_a_form_needs(path: Path) -> None:
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= form.keys()
+    assert all(part["attributes"]["label"] for part in form["body"])
+    assert {part["type"] for part in form["body"]} <= {
+        "input",
+        "textarea",
+        "dropdown",
+        "markdown",
+        "checkboxes",
+    }
+    assert len({part["id"] for part in form["body"]}) == len(form["body"])

@@ -1,6 +1,8 @@
 """Wheel and sdist have all files; test_readme.py runs the wheel."""
 
 import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from email import message_from_bytes
@@ -33,9 +35,16 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(distributions: Path) 
     assert "Programming Language :: Python :: 3.14" in about.get_all("Classifier", [])
 
 
+def test_an_index_takes_both(distributions: Path) -> None:
+    check = [sys.executable, "-m", "twine", "check", "--strict", *map(str, distributions.iterdir())]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
+
+
 def test_the_sdist_has_what_explains_the_package(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         names = {name.split("/", 1)[1] for name in file.getnames() if "/" in name}
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md"} <= names
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"} <= names
     assert not [name for name in names if name.startswith(("tests", "results"))]

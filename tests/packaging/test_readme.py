@@ -1,4 +1,4 @@
-"""README.md is one session: what it shows works, in order, in one folder, as a newcomer types it."""
+"""README.md and first steps are one session: they work, in order, in one folder, as a newcomer types them."""
 
 import os
 import re
@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
+import opencil
+from opencil.report.order import print_detector
+from opencil.report.results import results
+from opencil.report.statistics import find_answers
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-#: Language and text of the blocks that are run, in order; a comment above a block leaves it out.
-BLOCKS = re.findall(r"(?<!-->\n)^```(bash|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+#: Language and text of the blocks that are run, in order; a comment above a block leaves it out. README's
+#: Python is the last, because first steps make the environment that it needs.
+(FIRST, *LAST), MIDDLE = (
+    re.findall(r"(?<!-->\n)^```(bash|python)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for page in (README, START)
+)
+BLOCKS = [FIRST, *MIDDLE, *LAST]
 #: As typed, but for what would take minutes: trainings whose length is not given have one epoch, the demo has
 #: one model and two detectors, and all is installed already.
 QUICK = "--set 'cil.*.epochs=1' --set 'detector.*.schedule.epochs=1'"
@@ -62,8 +73,8 @@ def test_the_readme_is_one_session(clone: Path, install: Callable[[Path], Path],
 
 
 def test_the_session_has_all_blocks_but_those_that_need_data() -> None:
-    assert len(BLOCKS) == len(re.findall(r"^```(bash|python)$", README, re.MULTILINE)) - 1
-    (kept_out,) = re.findall(r"^<!-- not in the session: .*-->\n```bash\n(.*?)^```", README, re.M | re.DOTALL)
+    assert len(BLOCKS) == len(re.findall(r"^```(bash|python)$", README + START, re.MULTILINE)) - 1
+    (kept_out,) = re.findall(r"^<!-- not in the session: .*-->\n```bash\n(.*?)^```", START, re.M | re.DOTALL)
     assert "--data-root" in kept_out
 
 
@@ -71,4 +82,18 @@ def test_the_demo_without_make_is_that_of_make() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     demo = re.findall(r"\$\(BIN\)/(opencil .*?)(?: \$\(FLAGS\)| > /dev/null)$", makefile, re.MULTILINE)
     assert len(demo) == 2
-    assert [command for command in demo if command not in README] == []
+    assert [command for command in demo if command not in START] == []
+
+
+def test_the_best_detectors_are_those_of_the_published_rows() -> None:
+    study = opencil.read_study(ROOT / "results" / "study")
+    (outcome,) = [one for one in results(study) if one.k == 10]
+    answers = find_answers(outcome, noise=3)
+    number = r"(\d+\.\d+ ± \d+\.\d+)"
+    lines = re.findall(rf"^\| (\w+) \| {number} \| (\w+) \| {number} \| {number} \|$", README, re.MULTILINE)
+    assert [line[0] for line in lines] == ["iCaRL", "BiC", "WA", "FOSTER"]
+    for name, accuracy, best, auc, ber in lines:
+        cil, detector = name.lower(), answers[name.lower()]["best"][0][0]
+        found = [(detector, "auc"), ("ber", "auc"), ("", "accuracy")]
+        texts = [outcome.of(cil, one, metric, "all" if one else "").text for one, metric in found]
+        assert [best, auc, ber, accuracy] == [print_detector(detector), *texts]

@@ -17,6 +17,7 @@ from opencil.report.statistics import (
     holm,
     nemenyi,
     rank_detectors,
+    select_best,
     signed_rank,
     statistics_tables,
 )
@@ -102,6 +103,24 @@ def naive_signed_rank(differences: list[float]) -> float:
     own = far(tuple(value > 0 for value in differences))
     every = [far(signs) >= own for signs in product((False, True), repeat=len(ranks))]
     return sum(every) / len(every)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_best_and_those_not_told_apart_from_it(lower: bool) -> None:
+    none = math.nan
+    values = pd.DataFrame(
+        {
+            "best": (80.0, 78.0, 79.0),
+            "once above": (78.0, 78.5, 70.0),
+            "near": (79.5, 77.5, 78.5),  # below on every seed, but by half a point
+            "worse": (78.5, 76.5, 77.0),
+            "one seed": (77.5, none, none),
+            "one above": (90.0, none, none),
+            "one far": (76.5, none, none),
+        }
+    )
+    found = select_best(100 - values if lower else values, lower, noise=3)
+    assert found == ["best", "one above", "near", "one seed", "once above"]
 
 
 @pytest.mark.parametrize("shift", [-1.0, 0.0, 0.4, 2.0])

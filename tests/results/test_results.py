@@ -19,6 +19,7 @@ from opencil.cli import app
 from opencil.study.study import write_study
 from results import add_rows, claims, make_page, make_tables, tables
 from results import rows as published
+from tests.report.common import unpack
 
 ROOT = Path(__file__).parents[2]
 RESULTS, EXPERIMENTS = ROOT / "results", ROOT / "experiments"
@@ -44,6 +45,7 @@ def test_a_stale_table_is_shown_and_rewritten(
     page.write_text(text.replace(line, "| LwF | 99 |"), encoding="utf-8")
     monkeypatch.setattr(make_tables, "PAGES", [page])
     monkeypatch.setattr(make_tables, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(make_tables.draw, "FIGURES", {})
     monkeypatch.setattr(sys, "argv", ["make_tables", "--check"])
     with pytest.raises(SystemExit, match="True"):
         make_tables.main()
@@ -56,6 +58,29 @@ def test_a_stale_table_is_shown_and_rewritten(
     assert page.read_text(encoding="utf-8") == text
 
 
+def test_a_number_of_the_prose_must_be_in_a_table() -> None:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert len(page.split()) <= 1200
+    assert make_tables.unfounded_numbers(page) == []
+    wrong = "In 2024, k = 10, CIFAR-100 and `0.3`: 1.59 points, +3.6 and 2,001."
+    assert make_tables.unfounded_numbers(page + wrong) == ["1.59", "+3.6", "2,001"], "the table has −3.6"
+
+
+def test_figures_contain_the_values_that_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = make_tables.draw.paper_points()
+    assert len(points) == 64
+    ours = AUC[(AUC["detector"] == "ber") & (AUC["cil"] == "wa") & (AUC["k"] == 10)]
+    assert points.loc["ber", "wa"]["default"] == pytest.approx(100 * ours["value"].mean())
+    assert points.loc["ber", "wa"]["paper"] == 76.77, "printed in the paper"
+    draw = make_tables.draw.FIGURES["paper"][1]
+    monkeypatch.setattr(make_tables.draw, "FIGURES", {"paper": (lambda: points, draw)})
+    assert make_tables.draw.stale_figures(tmp_path) == ["paper"]
+    make_tables.draw.write_figures(tmp_path)
+    assert make_tables.draw.stale_figures(tmp_path) == []
+    points.loc["ber", "wa"] += 0.1
+    assert make_tables.draw.stale_figures(tmp_path) == ["paper"]
+
+
 def test_the_published_tables_are_those_that_the_rows_make() -> None:
     text = (RESULTS / "study" / "tables.md").read_text(encoding="utf-8")
     assert text == make_page.tables(STUDY), "python -m results.make_page makes them"
@@ -63,7 +88,7 @@ def test_the_published_tables_are_those_that_the_rows_make() -> None:
 
 def test_the_published_page_is_of_the_studys_runs() -> None:
     text = (RESULTS / "study" / "index.html").read_text(encoding="utf-8")
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    data = unpack(text)
     steps = {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in STUDY.runs}
     assert {(run["k"], run["cil"], run["seed"]): run["detectors"] for run in data["runs"]} == steps
     assert len(text.encode()) < 5_000_000
@@ -123,7 +148,7 @@ NAMED = "Named values, and outliers that skip BiC's correction"
 @pytest.mark.parametrize(
     ("folder", "pages"),
     [
-        ("results/study", {"results/README.md": "What was run", "experiments/heads.md": NAMED}),
+        ("results/study", {"results/appendix.md": "What was run", "experiments/heads.md": NAMED}),
         ("results/learners", {"results/field.md": "The field's learners"}),
         ("experiments/rows/set_up", {"experiments/set_up.md": "Memory, train+, or as released"}),
     ],
@@ -161,26 +186,59 @@ def test_unfinished_trainings_do_not_count() -> None:
     assert unfinished - set(published.trainings(5)) == unfinished != set()
 
 
-def test_figures_that_contradict_themselves_are_left_out() -> None:
-    """Sixteen detectors, four models, three splits, less the one figure that the paper contradicts."""
-    (line,) = (line for line in tables.distances().splitlines() if line.startswith("| 10 |"))
-    assert line.split(" | ")[1] == str(16 * 4 * 3 - 1)
+def test_pairs_of_the_same_order_are_counted() -> None:
+    """Of six pairs, two are within a point in one of the tables, and one of the other four is reversed."""
+    ours = pd.DataFrame([[1.0, 2.5, 4.0, 9.0]], ["wa"], list("abcd"))
+    papers = pd.DataFrame([[1.0, 1.5, 9.0, 4.0]], ["wa"], list("abcd"))
+    assert tables.count_pairs(ours, papers) == (4, 5)
+    assert tables.count_pairs(ours, -papers) == (1, 5)
+
+
+def test_the_spread_is_pooled_over_models_and_detectors() -> None:
+    a = pd.DataFrame({"x": [1.0, 3.0, 5.0], "y": [0.0, 0.0, 3.0]})
+    b = pd.DataFrame({"x": [2.0, 4.0], "y": [7.0, 7.0]})
+    variances = [2 * a[d].var() + b[d].var() for d in ("x", "y")]  # of two degrees of freedom, and of one
+    deviation, freedom = tables.pool([a, b])
+    assert deviation == pytest.approx(np.sqrt(np.mean(variances) / 3))
+    assert freedom == 3
+
+
+def test_detectors_are_told_apart_where_all_trainings_agree_by_a_point() -> None:
+    of = pd.DataFrame({"best": [80, 80], "near": [79.5, 79.5], "far": [70, 78], "once": [81, 70]})
+    assert list(tables.find_equals(of).index) == ["best", "near", "once"]
 
 
 @pytest.mark.parametrize(
     ("of_a", "of_b", "expected"),
     [
-        ([1, 2], [3, 4], "**holds**"),
-        ([-1, -2], [-3, -4], "**reversed**"),
-        ([1, 2], [-3, -4], "by model"),
-        ([1, 2], [3, -4], "not shown"),
-        ([1, 2], [3], "**holds**"),
+        ([1, 2], [3, 4], "yes"),
+        ([-1, -2], [-3, -4], "no"),
+        ([1, 2], [-3, -4], "depends"),
+        ([1, 2], [3, -4], "no evidence"),
+        ([1, 2], [3], "yes"),
         ([1], [3], "one seed"),
     ],
 )
 def test_a_claim_holds_where_all_trainings_agree(of_a: list[float], of_b: list[float], expected: str) -> None:
     values = {(cil, seed): v for cil, of in (("a", of_a), ("b", of_b)) for seed, v in enumerate(of)}
     assert claims.verdict(pd.Series(values).rename_axis(["cil", "seed"])) == expected
+
+
+@pytest.mark.parametrize(
+    ("wa", "bic", "expected"),
+    [
+        ([1, 2], [3, 4], "**yes**"),
+        ([-1, -2], [-3, -4], "**no**"),
+        ([1, 2], [3, -4], "**depends**: yes on WA"),
+        ([-1, -2], [3, 4], "**depends**: yes on BiC, no on WA"),
+        ([1, -2], [3, -4], "**no evidence**"),
+    ],
+)
+def test_a_claim_depends_where_a_model_always_agrees(
+    wa: list[float], bic: list[float], expected: str
+) -> None:
+    index = pd.MultiIndex.from_tuples([("wa", 0), ("wa", 1), ("bic", 0), ("bic", 1)], names=["cil", "seed"])
+    assert claims.answer(pd.Series([*wa, *bic], index)) == expected
 
 
 def test_claims_by_hand() -> None:

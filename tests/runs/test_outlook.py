@@ -9,7 +9,9 @@ import pytest
 from opencil.config import Config
 from opencil.errors import BadInput
 from opencil.runs import launch
-from opencil.runs.outlook import outlook
+from opencil.runs import outlook as outlooks
+from opencil.runs.outlook import measure, outlook
+from opencil.runs.spec import plan
 from tests.stored import contents, edit_json, flip
 
 Make = Callable[..., Config]
@@ -23,6 +25,20 @@ def test_nothing_is_done_and_nothing_is_written(tmp_path: Path, short: Make) -> 
     ] * 2
     assert (found.done, found.seconds, found.at_once, found.device) == (0, None, 1, "cpu")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_few_iterations_are_timed_and_extrapolated_by_effort(
+    tmp_path: Path, done: Path, short: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, before = short(tmp_path / "runs", cil="acil,foster", seed=[0, 1]), sorted(tmp_path.rglob("*"))
+    assert 0 < (measure(config, outlook(config)).training or 0) < 600
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setattr(outlooks, "_time_image", lambda spec, device: 2.0)
+    every, first = plan(config), plan(short(done))[0]
+    assert measure(config, outlook(config)).training == 2 * sum(spec.expected_work for spec in every)
+    assert measure(short(done), outlook(short(done))).training is None, "nothing is to be trained"
+    shutil.rmtree(done / RUN / "step02")
+    assert measure(short(done), outlook(short(done))).training == 2 * first.works()[1]
 
 
 def test_all_is_done(done: Path, short: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ import opencil
 from opencil.cil.icarl import ICaRL
 from opencil.cil.learner import Setting, Task
 from opencil.config import Config
-from opencil.data.memory import Memory
 from opencil.detectors.finetune.ber import BER
 from opencil.detectors.posthoc.msp import MSP
 from opencil.detectors.posthoc.relation import Relation
@@ -95,7 +94,7 @@ def plain_loop(config: Config) -> pd.DataFrame:
         stream.train, stream.test, data.transform, b.backbone, b.batch_size, seed, seed, config.training
     )
     shifted = {name: replace(images, labels=stream.test.labels) for name, images in data.shifted.items()}
-    memory, model, rows = Memory(b.memory), None, []
+    memory, model, rows = b.empty_memory, None, []
     (spec,) = plan(config)
     for step in stream:
         task = learner.begin(setting, step, memory, model)
@@ -409,6 +408,25 @@ def test_what_would_end_the_process_fails_a_run(
         rows = opencil.read_rows(tmp_path)
         others = {MSP: "msp", Relation: "relation", BER: "ber"}
         assert set(rows["detector"]) == {"", *others.values()} - {others[place[0]]}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_detector_that_changes_the_model_ends_the_run(
+    tmp_path: Path, short: Make, run_all: RunAll, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    def change(_: Relation, outputs: Outputs) -> Tensor:
+        assert outputs.inputs is not None
+        with torch.no_grad():
+            next(outputs.inputs.model.parameters()).mul_(2)  # type: ignore[attr-defined]
+        if leaves:
+            raise ValueError("and fails")
+        return outputs.logits[:, 0]
+
+    monkeypatch.setattr(Relation, "scores", change)
+    *_, last = run_all(short(tmp_path, detector=["msp", "relation", "vim"]))
+    assert isinstance(last, Failed)
+    assert "relation changes the model" in str(last.error)
+    assert {*opencil.read_rows(tmp_path)["detector"]} == {"", "msp"}
 
 
 @pytest.mark.parametrize(

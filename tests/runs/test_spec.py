@@ -54,6 +54,8 @@ def test_a_record_is_plain_and_without_places(tiny: Make) -> None:
         "training",
         "seed",
     }
+    (fixed,) = plan(tiny(Path("r"), "benchmark.memory_per_class=5"))
+    assert fixed.record()["benchmark"] == record["benchmark"] | {"memory_per_class": 5}
     foreign = replace(spec, foreign=opencil.create_learner("icarl"))
     assert foreign.record() == record | {"foreign": True}
     assert foreign == spec

@@ -142,6 +142,15 @@ def test_a_head_must_be_of_the_classes_of_its_step(done: Path) -> None:
         open_run(done / RUN).detector("ber", 1)
 
 
+def test_a_run_in_the_place_of_another_is_refused(done: Path) -> None:
+    place = (done / RUN).with_name("seed5")
+    (done / RUN).rename(place)
+    with pytest.raises(Damaged, match=f"it is of run {RUN}"):
+        open_run(place)
+    place.rename(mine := done / "mine")
+    assert str(open_run(mine).spec) == RUN
+
+
 def test_a_model_must_be_of_the_learner(done: Path) -> None:
     run = done / RUN
     opened = open_run(run)
@@ -187,3 +196,32 @@ def test_set_ups_of_the_released_code(run: Path) -> None:
     assert len(batch) == opened.setting.batch_size
     assert torch.equal(batch.logits, StepOutputs(opened, step).setup("batch").logits), "drawn by the seed"
     assert outputs.scored(opened.detector("nnguide@released", 2)) is step.test
+
+
+def test_a_run_keeps_as_many_exemplars_of_every_class(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    config = tiny(tmp_path, "benchmark.memory_per_class=3", "benchmark.classes_per_step=4", detector="msp")
+    for _ in opencil.execute(config):
+        pass
+    run = opencil.open_run(tmp_path / "digits/k4/icarl/seed0")
+    counts = [[len(indices) for indices in run.memory(step).per_class] for step in (1, 2)]
+    assert counts == [[3] * 4, [3] * 8]
+
+
+def test_predictions_are_names_and_labels_of_the_dataset_are_translated(finished: Path) -> None:
+    """Classes are learned in a random order: compared as they are, labels would be right by chance alone."""
+    run = opencil.open_run(finished / "digits/k2/icarl/seed0")
+    data, rows = run.data, opencil.read_rows(finished)
+    truth = [str(label) for label in data.test.labels.tolist()]  # digits have no other names
+    for step in run.stream:
+        of_step = rows[(rows.step == step.number) & (rows.metric == "accuracy") & (rows.task == 0)]
+        names = run.predict(data.test, step.number)
+        assert set(names) <= set(run.classes(step.number)) == {truth[i] for i in step.test.tolist()}
+        right = [names[i] == truth[i] for i in step.test.tolist()]
+        assert sum(right) / len(right) == pytest.approx(of_step.value.item())
+    model = run.model(step.number)
+    outputs = opencil.forward(model, data.test, data.transform)
+    assert torch.equal(outputs.labels, run.stream.test.labels)
+    assert torch.equal(opencil.forward(model, run.stream.test, data.transform).labels, outputs.labels)
+    ood = {"noise": data.ood["noise"].images}
+    table = opencil.evaluate(model, data.test, ood, transform=data.transform, detectors="msp")
+    assert table.loc[table.metric == "accuracy", "value"].item() == pytest.approx(of_step.value.item())

@@ -19,7 +19,7 @@ from opencil import BadInput, OpenCILError
 from opencil.config import Config
 from opencil.engine.loop import Progress
 from opencil.files import Damaged, write_json
-from opencil.runs import store
+from opencil.runs import launch, store
 from opencil.runs.checkpoints import Checkpoints
 from opencil.runs.events import Event, Failed, Finished, Training
 from opencil.runs.inventory import damages
@@ -204,6 +204,33 @@ def test_a_changed_config_is_refused_and_nothing_changes(
     assert str(done / RUN) in first
     assert difference in line
     assert contents(done) == before
+
+
+def test_overwriting_makes_again_what_has_other_values_and_keeps_the_rest(done: Path, short: Make) -> None:
+    """Of a detector with other values the rows, of a training the whole run."""
+    folder = RunFolder(done / RUN)
+    models = [path.stat().st_mtime_ns for path in folder.path.glob("step*/model.safetensors")]
+
+    def again(*settings: str) -> list[str]:
+        config = short(done, *settings)
+        made = [str(spec) for spec in launch.overwrite(config, plan(config))]
+        assert not [event for event in opencil.execute(config) if isinstance(event, Failed)]
+        return made
+
+    assert again() == []
+    before, changed = opencil.read_rows(done), "detector.msp.by_task=true"
+    assert again(changed) == [str(RUN)]
+    assert [path.stat().st_mtime_ns for path in folder.path.glob("step*/model.safetensors")] == models
+    after = opencil.read_rows(done)
+    others = before["detector"] != "msp"
+    assert after[others].equals(before[others])
+    assert not after.equals(before)
+    assert again() == [str(RUN)]
+    assert opencil.read_rows(done).equals(before)
+    assert again("cil.icarl.temperature=7") == [str(RUN)]
+    assert folder.stored()["cil"]["icarl"]["temperature"] == 7
+    assert again() == [str(RUN)]
+    assert opencil.read_rows(done).equals(before)
 
 
 def test_values_of_a_detector_without_rows_may_change(done: Path, short: Make) -> None:

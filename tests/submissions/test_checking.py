@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import opencil
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError
 from opencil.runs.reading import read_study
 from opencil.study.study import Study, write_study
-from opencil.submissions import checking
+from opencil.submissions import checking, scores
 from opencil.submissions.checking import check_submission, check_submissions
-from opencil.submissions.submission import describe, seal
+from opencil.submissions.submission import describe, seal, write_submission
 from tests.stored import edit_json
 from tests.submissions.conftest import RUN
 
@@ -77,6 +77,10 @@ def remove_set(study: Study) -> Study:
     return with_rows(study, study.rows[study.rows["ood"] != "noise"])
 
 
+def edit_mean(folder: Path) -> None:
+    edit_json(folder / "submission.json", lambda d: d["runs"][RUN]["means"]["msp"].update({"auc all": 0.99}))
+
+
 def change_k(study: Study) -> Study:
     return replace(study, rows=study.rows.assign(k=4), runs=[study.runs[0] | {"k": 4}])
 
@@ -103,13 +107,19 @@ MANIPULATIONS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "rounded scores": (round_scores, "step01.safetensors", "not those of its scores"),
     "another k": (edited(change_k), "rows.parquet", "k is [4] in the record and [2] in the config"),
     "an edited digest": (edit_digest, "submission.json", "data.noise test"),
+    "an edited mean": (edit_mean, "submission.json", "means.msp.auc all = 0.99"),
 }
+#: What only contradicts the description disappears with a new one.
+DESCRIBED = {"an edited digest", "an edited mean"}
 
 
 def test_a_whole_submission_has_its_tier_and_no_problems(submitted: Path) -> None:
     found = check_submission(submitted)
     assert found.problems == []
     assert found.tier == "recomputable"
+    rows = read_study(submitted).rows
+    beyond = rows["metric"].isin(["accuracy_nearest_mean", "model_bytes", "memory_bytes"])
+    assert f"{int((~beyond).sum()):,} of {len(rows):,} values" in found.notes[-1]
     shutil.rmtree(submitted / "scores")
     edit_json(submitted / "submission.json", lambda d: d.update(tier="rows only"))
     seal(submitted)
@@ -136,8 +146,7 @@ def test_a_manipulation_under_new_checksums_is_named_by_what_it_changes(submitte
     assert not any("SHA256SUMS" in problem for problem in problems)
 
 
-#: Who edits a digest of images in all places leaves no trace: a rerun alone would show it.
-@pytest.mark.parametrize("name", [name for name in MANIPULATIONS if name != "an edited digest"])
+@pytest.mark.parametrize("name", sorted(MANIPULATIONS.keys() - DESCRIBED))
 def test_scores_contradict_a_manipulation_that_is_described_anew(submitted: Path, name: str) -> None:
     MANIPULATIONS[name][0](submitted)
     study = read_study(submitted)
@@ -167,6 +176,8 @@ def test_scores_without_a_set_or_with_fewer_images_are_named(submitted: Path) ->
     for changed in (
         {name: tensor for name, tensor in whole.items() if name != "noise/scores/msp"},
         {name: tensor[:50] if name.startswith("noise/") else tensor for name, tensor in whole.items()},
+        {name: tensor[:50] if name.startswith("corrupted/") else tensor for name, tensor in whole.items()},
+        {name: tensor[:50] if name.startswith("future/") else tensor for name, tensor in whole.items()},
         {
             name: tensor * torch.nan if name == "noise/scores/msp" else tensor
             for name, tensor in whole.items()
@@ -175,6 +186,98 @@ def test_scores_without_a_set_or_with_fewer_images_are_named(submitted: Path) ->
         save_file(changed, path)
         seal(submitted)
         assert any("step 2" in problem for problem in check_submission(submitted).problems)
+
+
+def test_test_images_that_a_detector_was_set_up_on_are_left_out_again(
+    tmp_path: Path, tiny: Callable[..., Any]
+) -> None:
+    for _ in opencil.execute(tiny(tmp_path / "runs", detector="klm@released")):
+        pass
+    folder = tmp_path / "ada"
+    assert list(write_submission([tmp_path / "runs"], folder, "Ada", with_scores=True))
+    assert check_submission(folder).problems == []
+    path = folder / "scores" / RUN / "step02.safetensors"
+    tensors = load_file(path)
+    assert 0 < (~tensors["/scored/klm@released"]).sum() <= 20
+    tensors["/scored/klm@released"][:] = False
+    save_file(tensors, path)
+    seal(folder)
+    assert any("klm@released leaves out" in problem for problem in check_submission(folder).problems)
+
+
+MARGIN = """
+import dataclasses, opencil
+
+@opencil.register_detector("margin")
+@dataclasses.dataclass
+class Margin(opencil.LogitDetector):
+    \"\"\"Difference of the two largest logits.\"\"\"
+
+    def scores(self, outputs):
+        first, second = outputs.logits.topk(2, dim=1).values.T
+        return first - second
+"""
+
+
+def test_the_text_of_a_plugin_is_submitted_and_compared(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    file = tmp_path / "margin.py"
+    file.write_text(MARGIN, encoding="utf-8")
+    opencil.load_plugin(str(file))
+    for _ in opencil.execute(tiny(tmp_path / "runs", detector="margin")):
+        pass
+    file.write_text(MARGIN + "# changed", encoding="utf-8")
+    with pytest.raises(BadInput, match="has changed"):
+        list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    file.write_text(MARGIN, encoding="utf-8")
+    assert list(write_submission([tmp_path / "runs"], tmp_path / "ada", "Ada"))
+    text = tmp_path / "ada/plugins/margin.py"
+    assert text.read_text(encoding="utf-8") == MARGIN
+    assert check_submission(tmp_path / "ada").problems == []
+    text.write_text("raise SystemExit(9)", encoding="utf-8")  # not run by the check
+    seal(tmp_path / "ada")
+    assert any("plugins/margin.py" in problem for problem in check_submission(tmp_path / "ada").problems)
+
+
+def test_other_images_than_those_of_another_submission_are_noted(submitted: Path) -> None:
+    other = Path(shutil.copytree(submitted, submitted.with_name("bob")))
+
+    def change(content: dict[str, Any]) -> None:
+        content["runs"][0]["data"][-1]["digest"] = "0" * 64
+
+    edit_json(other / "runs.json", change)
+    edit_json(
+        other / "submission.json", lambda d: d.update(submitter="Bob", runs=describe(read_study(other)))
+    )
+    seal(other)
+    first, second = check_submissions([submitted, other])
+    assert not [note for note in first.notes if "other images" in note]
+    assert [note for note in second.notes if "other images than those of Ada" in note]
+
+
+def test_scores_that_do_not_lead_to_the_rows_are_refused_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: Path, finished: Path
+) -> None:
+    with pytest.raises(BadInput, match="published rows"):
+        list(write_submission([submitted], tmp_path / "new", "Ada", with_scores=True))
+    monkeypatch.setattr(scores, "TOLERANCE", -1.0)
+    with pytest.raises(OpenCILError, match="not those of its scores"):
+        list(write_submission([finished], tmp_path / "new", "Ada", with_scores=True))
+    assert not any((tmp_path / "new").iterdir())
+
+
+def test_what_departs_from_the_track_is_listed_once_and_nothing_is_written(
+    tmp_path: Path, tiny: Callable[..., Any]
+) -> None:
+    for _ in opencil.execute(tiny(tmp_path / "runs", "benchmark.memory=8", seed=[1, 2], detector="msp")):
+        pass
+    shutil.rmtree(tmp_path / "runs/digits/k2/icarl/seed2/step04")
+    with pytest.raises(BadInput) as refused:
+        list(write_submission([tmp_path / "runs"], tmp_path / "new", "Ada"))
+    lines = str(refused.value).splitlines()
+    assert any("its seeds are [1, 2], and the track asks for 0, 1" in line for line in lines)
+    assert sum("benchmark.memory is 8" in line for line in lines) == 1
+    assert any("seed2: unfinished, with 3 of 4 steps: training, msp" in line for line in lines)
+    assert not (tmp_path / "new").exists()
 
 
 def test_files_of_anyone_end_in_sentences(submitted: Path) -> None:
@@ -196,12 +299,28 @@ def test_files_of_anyone_end_in_sentences(submitted: Path) -> None:
         write_study(study, submitted)
         seal(submitted)
         assert check_submission(submitted).problems
-    assert check_submission(submitted.parent / "nowhere").problems
+    assert check_submission(submitted.parent / "nowhere").problems == [
+        "SHA256SUMS cannot be used (it is missing)"
+    ]
+
+
+def test_numbers_in_a_submission_decide_neither_time_nor_memory(submitted: Path) -> None:
+    """Each of these would fill the memory: 10^10 rows to expect, 2^40 bytes, a table of 2^62 classes."""
+    path = next(submitted.rglob("step01.safetensors"))
+    tensors = load_file(path)
+    save_file({**tensors, "/labels": torch.full((len(tensors["/labels"]),), 2**62)}, path)
+    seal(submitted)
+    assert any("more images and classes" in problem for problem in check_submission(submitted).problems)
+    save_file(tensors, path)
+    edit_json(submitted / "runs.json", lambda d: d["runs"][0].update(steps=100_000, trained=100_000))
+    seal(submitted)
+    assert any("rows of 4 of 100000 steps" in problem for problem in check_submission(submitted).problems)
+    with path.open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    assert any("larger than" in problem for problem in check_submission(submitted).problems)
 
 
 def rerun(submitted: Path, runs: Path, tiny: Callable[..., Any], *settings: str) -> Path:
-    from opencil.submissions.submission import write_submission
-
     for _ in opencil.execute(tiny(runs, *settings)):
         pass
     folder = submitted.with_name("bob")

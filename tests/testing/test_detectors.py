@@ -177,3 +177,30 @@ def test_a_check_finds_a_detector_that_breaks_it(what: str) -> None:
 
 def test_every_check_has_a_detector_that_breaks_it() -> None:
     assert {check for check, _ in WRONG.values()} == set(DETECTOR_CHECKS)
+
+
+@dataclass
+class Labelled(SetUpDetector):
+    """A correct detector that lists the labels, which a set-up alone has, with what it reads."""
+
+    reads: ClassVar[frozenset[Reads]] = frozenset({"logits", "labels"})
+
+    def set_up(self, outputs: Outputs) -> None:
+        with torch.enable_grad():
+            scale = torch.ones((), requires_grad=True)
+            torch.nn.functional.cross_entropy(scale * outputs.logits, outputs.labels).backward()
+        self.warmth = float(scale.detach() - scale.grad)
+
+    def scores(self, outputs: Outputs) -> Tensor:
+        return (abs(self.warmth) * outputs.logits).logsumexp(dim=1)
+
+
+def test_labels_are_read_in_a_set_up_and_gradients_are_to_be_switched_on() -> None:
+    check_detector(Labelled())
+    assert (Labelled().reads_to_score, Labelled().reads_to_set_up) == ({"logits"}, {"logits", "labels"})
+
+    def without(self: Detector, outputs: Outputs) -> None:
+        (torch.ones((), requires_grad=True) * outputs.logits.sum()).backward()
+
+    with pytest.raises(BadInput, match=r"torch\.enable_grad\(\)"):
+        DETECTOR_CHECKS["result"](own(Labelled, set_up=without))

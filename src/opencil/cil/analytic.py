@@ -39,7 +39,7 @@ class Analytic(TrainedOnce):
         backbone, exact = setting.new_backbone(), widest(setting.images.device)
         width = self.width or min(max(2_000, 2_000 * backbone.width // _INPUTS), 10_000)
         unit = backbone.width > _INPUTS if self.unit is None else self.unit
-        return RidgeModel(backbone, step.sizes, width, self.drawn, exact, unit)
+        return RidgeModel(backbone, step.sizes, width, self.drawn, exact, unit, sums=not setting.single)
 
     @torch.no_grad()
     def fit(self, task: Task) -> None:
@@ -47,22 +47,41 @@ class Analytic(TrainedOnce):
         model, outputs = task.model, task.outputs(task.step.train)
         assert outputs.labels is not None
         targets = as_float64(F.one_hot(outputs.labels, task.step.seen).float())
+        if task.setting.single:
+            h = as_float64(model.head.expand(outputs.features))
+            weights = solve_ridge(h, targets, self._ridge(task, h, targets))
+            model.head.last.weight.copy_(copy_to_device(weights.T, model.head.last.weight.device))
+            return
         gram, products = as_float64(model.gram), as_float64(model.products)
         pairs = (torch.split(tensor, ROWS) for tensor in (outputs.features, targets))
         for features, target in zip(*pairs, strict=True):
             h = as_float64(model.head.expand(features))
             gram.addmm_(h.T, h)
             products.addmm_(h.T, target)
-        ridge = self.ridge
-        if ridge is None:
-            numbers = generator(task.setting.data_seed, "held out", task.step.number)
-            order = torch.randperm(len(targets), generator=numbers).to(targets.device)
-            h = as_float64(model.head.expand(outputs.features))
-            ridge = best_ridge(h[order], targets[order])
+        ridge = self.ridge or self._ridge(task, as_float64(model.head.expand(outputs.features)), targets)
         weights = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), products)
         sums = (model.gram, gram), (model.products, products)  # copies, on a device without float64
         for tensor, found in (*sums, (model.head.last.weight, weights.T)):
             tensor.copy_(copy_to_device(found, tensor.device))
+
+    def _ridge(self, task: Task, h: Tensor, targets: Tensor) -> float:
+        """Return λ: the value, or the best on a fifth of the rows, drawn at random."""
+        if self.ridge is not None:
+            return self.ridge
+        numbers = generator(task.setting.data_seed, "held out", task.step.number)
+        order = torch.randperm(len(targets), generator=numbers).to(targets.device)
+        return best_ridge(h[order], targets[order])
+
+
+def solve_ridge(h: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    """Return the weights [width, classes] for all rows at once, by the smaller of two matrices."""
+    if len(h) < h.shape[1]:
+        square, right = h @ h.T, targets
+    else:
+        square, right = h.T @ h, h.T @ targets
+    square.diagonal().add_(ridge)
+    found: Tensor = torch.linalg.solve(square, right)
+    return h.T @ found if len(h) < h.shape[1] else found
 
 
 def best_ridge(h: Tensor, targets: Tensor) -> float:

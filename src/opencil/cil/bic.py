@@ -72,9 +72,11 @@ class BiC(Learner):
         """Return the indices to train on, and floor(share · M / old) ≥ 1 held-out ones of every class."""
         labels = task.setting.images.labels.cpu()[task.train_plus]
         fewest = int(labels.bincount().min())
-        count = min(max(1, int(self.held_out * task.memory.size / task.step.old)), fewest - 1)
+        count = min(max(1, int(self.held_out * task.memory.share(task.step.old))), fewest - 1)
         if count < 1:
-            raise BadInput(f"memory = {task.memory.size} is too small: BiC needs 2 images of every class")
+            size, fixed = task.memory.size, task.memory.fixed
+            kept = f"memory_per_class = {fixed}" if fixed else f"memory = {size}"
+            raise BadInput(f"{kept} is too small: BiC needs 2 images of every class")
         numbers = generator(task.setting.data_seed, "held out", task.step.number)
         order = torch.randperm(len(labels), generator=numbers)
         held_out = torch.zeros(len(order), dtype=torch.bool)

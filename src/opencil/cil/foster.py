@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from opencil import Learner, Memory, Outputs, Paper, Schedule, Setting, Stage, Step, Task, register_learner
 from opencil.cil.learner import distillation, soft_cross_entropy, soften
-from opencil.data.memory import quota
 from opencil.engine.forward import forward
 from opencil.nets.growing import SideBySide
 from opencil.nets.model import Backbone, Head, Model
@@ -71,7 +70,7 @@ class FOSTER(Learner):
             return
         # Old classes count with the memory's quota.
         counts = torch.bincount(task.setting.images.labels[task.step.train].cpu(), minlength=task.step.seen)
-        counts[: task.step.old] = quota(task.memory.size, task.step.old)
+        counts[: task.step.old] = task.memory.quota(task.step.old)
         betas, device = (self.boost_beta, self.compress_beta), task.setting.images.device
         boosting, compressing = (class_weights(counts, beta).to(device) for beta in betas)
 

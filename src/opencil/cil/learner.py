@@ -38,6 +38,7 @@ class Setting:
     initialisation_seed: int
     data_seed: int
     arithmetic: Arithmetic = FULL
+    single: bool = False  #: whether no step follows the first, so that nothing has to be kept for it
 
     def new_backbone(self) -> Backbone:
         """Return a backbone with weights drawn on the CPU or from its file, or a copy of the given one."""
@@ -98,8 +99,8 @@ class Learner(Values, ABC):
     of a step. If its model is more than a backbone and a head, it also overrides ``blank`` and ``successor``.
     All that a stage changes must be part of ``task.model``, which checkpoints and stored steps hold.
 
-    Every method takes ``epochs`` and ``epochs_scale``, which change the length of all its schedules,
-    milestones included.
+    Every method takes ``epochs``, the length of all its schedules, and ``epochs_scale``, a factor of what
+    their lengths are so far: by its defaults and by lower layers of a config. Milestones move along.
     """
 
     family: ClassVar[str] = ""  #: its group in lists, also a name for all of them: ``--cil expansion``

@@ -6,7 +6,7 @@ import re
 import typer
 
 from opencil._version import __version__
-from opencil.cli import check, data, report, run, runs, submissions, tune
+from opencil.cli import check, data, openworld, report, run, runs, serve, stream, submissions, tune
 from opencil.cli import list as listing
 from opencil.cli.flags import switch
 from opencil.cli.guard import Guarded
@@ -14,7 +14,7 @@ from opencil.cli.guard import Guarded
 app = typer.Typer(
     cls=Guarded,
     help="Out-of-distribution detection in class-incremental learning: train, detect, compare.",
-    epilog="Start with: opencil run --benchmark digits",
+    epilog="Start with: opencil run (iCaRL on small digits, in seconds), and opencil list for what there is",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -27,6 +27,11 @@ for _name, _command, _example in (
     ("list", listing.list_names, "detectors '*norm*'"),
     ("doctor", check.doctor, "--data-root ~/downloads"),
     ("report", report.report, "runs --table main --compare paper --html report.html"),
+    ("learn", openworld.learn, "photos --model birds.opencil"),
+    ("predict", openworld.predict, "inbox --model birds.opencil --out predictions.csv"),
+    ("export", serve.export, "birds.opencil birds.onnx"),
+    ("serve", serve.serve, "birds.opencil --save"),
+    ("open-world", stream.open_world, "--benchmark cifar100-pretrained --cil slda,ranpac --detector msp"),
     ("submit", submissions.submit, "runs --out my-submission --submitter 'Ada Lovelace'"),
 ):
     app.command(_name, epilog=f"Example: opencil {_name} {_example}")(_command)

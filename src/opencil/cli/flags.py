@@ -76,12 +76,13 @@ Plugins = list[str] | None
 # --- the flags of a config -------------------------------------------------------------------------
 
 _STEPS, _SCALE, _SHIPPED = "benchmark.classes_per_step", "cil.*.epochs_scale", "the benchmark's"
+_CIL, _DETECTOR = ",".join(LEARNERS.default), ",".join(DETECTORS.default)
 #: By panel of the help: each flag's key in the config, metavar, default in words, and help.
 _PANELS = {
     "What to run": {
         "benchmark": ("benchmark.name", "NAME", "digits", "Benchmark: see 'opencil list benchmarks'."),
-        "cil": ("cil", "A,B|all", "all", "CIL methods, as icarl,wa@short, or groups, as paper."),
-        "detector": ("detector", "A,B|all", "all", "Detectors, as msp,ber@mine, or groups, as post-hoc."),
+        "cil": ("cil", "A,B|all", _CIL, "CIL methods, as icarl,wa@short, or groups, as paper."),
+        "detector": ("detector", "A,B|all", _DETECTOR, "Detectors, as msp,ber@mine, or groups, as post-hoc."),
         "metric": ("metric", "A,B", "", "Metrics beside the standard ones: see 'opencil list metrics'."),
         "classes_per_step": (_STEPS, "K,K", _SHIPPED, "Classes per step, k: 10, 50+10 or 20-20-10."),
         "seed": ("seed.runs", "S,S", "0", "Seeds, one run each."),
@@ -100,7 +101,7 @@ _PANELS = {
         "jobs": ("place.jobs", "N|auto", "1", "Runs at once on a CPU, a process each; auto: one per core."),
         "launcher": ("place.launcher", "local|ray", "local", "ray: a worker on each GPU or core, or N jobs."),
         "address": ("place.address", "HOST:PORT", "$RAY_ADDRESS, or this machine's", "Of the Ray cluster."),
-        "epochs_scale": (_SCALE, "FACTOR", _SHIPPED, "Scale every schedule, as by 0.1."),
+        "epochs_scale": (_SCALE, "FACTOR", "1", "Multiply the epochs of CIL methods by this, as by 0.1."),
     },
 }
 _KEYS = {name: row[0] for flags in _PANELS.values() for name, row in flags.items()}

@@ -56,6 +56,9 @@ def exit_on_errors() -> Iterator[None]:
                 print_note(f"{event}: finished work is stored, and the same command resumes it")
             usual = {} if queued else usual  # a queue may send more until the process has ended
             raise typer.Exit(75 if queued else 130) from None  # 75: EX_TEMPFAIL
+        ended = error.__context__  # rich leaves a pipe that nobody reads any more by SystemExit
+        if isinstance(ended, SystemExit) and isinstance(ended.__context__, BrokenPipeError):
+            raise typer.Exit(1) from None
         if not isinstance(error, (OpenCILError, OSError)):
             raise
         print_error(error)

@@ -25,17 +25,23 @@ _DETAILS = {"labels", "column", "reads", "set-up reads", "values", "paper", "by 
 
 
 def list_names(
-    what: str = argument("WHAT", ", ".join(KINDS), complete=completing(lambda: KINDS)),
+    what: str = argument("WHAT", ", ".join(KINDS), "", complete=completing(lambda: KINDS)),
     pattern: str = argument("PATTERN", "Shell pattern, group, as post-hoc, or one name.", "*"),
     needs: str | None = option("A,B", "Detectors that read only these: logits,features."),
     year: str | None = option("YEAR", "Methods published then: 2022, 2020-2023 or 2023-."),
     markdown: bool = switch("--markdown", "All there is of each, as Markdown: papers, labels, values."),
     _plugin: Plugins = PLUGIN,
 ) -> None:
-    """List what there is; one name alone with its paper, labels and values."""
+    """List what there is; one name alone with its paper, labels and values; without WHAT the choices."""
+    if not what:
+        for kind in KINDS:
+            known = [line["name"] for line in _lines(kind, "*")]
+            typer.echo(f"opencil list {kind:<10}  {len(known):>3}: {', '.join(known[:5])} …")
+        return
     check_known("list", [what], KINDS)
     if (needs and what != "detectors") or (year and what not in ("cil", "detectors")):
         raise BadInput(f"--needs is for detectors, --year for cil and detectors, not for {what}")
+    pattern = _REGISTRIES[what].translate(pattern) if what in _REGISTRIES else pattern
     lines, filters = list(_lines(what, pattern)), ""
     if needs:
         from opencil.detectors.detector import Reads

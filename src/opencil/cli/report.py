@@ -57,7 +57,7 @@ def report(
     ),
     out: Path | None = option("FOLDER", "Write all there is: tables in all forms, figures, page, rows."),
     html: Path | None = option("FILE", "Write one page to explore the results in; it needs no network."),
-    figures: Path | None = option("FOLDER", "Write the paper's figures as PNG and SVG."),
+    figures: Path | None = option("FOLDER", "Write figures as PNG, PDF and SVG."),
     figure_detectors: str | None = option(
         "A,B", "Detectors in figures.", show_default="msp,energy,regmix,ber", complete=detector_names
     ),

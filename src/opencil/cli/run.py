@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported where they are used, so that --help and --version 
     from opencil.runs.spec import RunSpec
 
 _FEW = 6  # names that a line has room for
-DRY_RUN = switch("--dry-run", "Say what would run and what is done; run and write nothing.")
+DRY_RUN = switch("--dry-run", "Say what would run, what is done, and how long it takes; write nothing.")
 QUIET = option(None, "Show nothing but problems: no progress, no tables.", False, "--quiet", "-q")
 ONLY = option("N/M", "One of M shares of the runs: each run is in one.", show_default="all")
 
@@ -39,14 +39,25 @@ def show_config(config: "Config") -> None:
 
 
 @takes_config
-def run(config: "Config", only: str | None = ONLY, dry_run: bool = DRY_RUN, quiet: bool = QUIET) -> None:
+def run(
+    config: "Config",
+    only: str | None = ONLY,
+    dry_run: bool = DRY_RUN,
+    quiet: bool = QUIET,
+    overwrite: bool = switch("--overwrite", "Make stored runs again that have other values than now."),
+) -> None:
     """Train, evaluate and store what of a config is not done yet; then show the table.
 
     Called again, it resumes where it stopped; a finished run answers at once.
     """
+    from opencil.runs.launch import overwrite as overwrite_runs
     from opencil.runs.spec import plan_share
 
-    _carry_out(config, plan_share(only), dry_run, quiet)
+    planned = plan_share(only)
+    if overwrite and not dry_run:
+        for spec in overwrite_runs(config, planned(config)):
+            print_note(f"run {spec} had other values, and is made again")
+    _carry_out(config, planned, dry_run, quiet)
 
 
 def _evaluate(
@@ -103,7 +114,7 @@ def _carry_out(
     from opencil.runs.launch import execute
     from opencil.runs.loading import expect_features
     from opencil.runs.loggers import logging
-    from opencil.runs.outlook import outlook
+    from opencil.runs.outlook import measure, outlook
     from opencil.runs.reading import study_so_far
 
     if not is_first_rank():  # rank 0 shows what all of them do
@@ -117,6 +128,9 @@ def _carry_out(
         return
     _print_skipped(config, [run.spec for run in ahead.runs if run.spec.cil in config.cil])
     if dry_run:
+        if ahead.seconds is None:
+            with problems.status("timing a few iterations"):
+                ahead = measure(config, ahead)
         print_line(opening(ahead, runs))
         if ahead.done < len(ahead.runs) and (features := expect_features(config)) is not None:
             count, seconds = features
@@ -180,6 +194,9 @@ def opening(outlook: "Outlook", folder: str) -> str:
         f"stored in {folder}",
         f"about {timedelta(seconds=ceil(outlook.seconds))}, as like runs took" if outlook.seconds else "",
     ]
+    if outlook.training:
+        time = timedelta(seconds=ceil(outlook.training))
+        parts.append(f"training about {time}, by a few timed iterations; detectors take time beside it")
     return f"{count} run{'s' * (count > 1)}{done}: {'; '.join(filter(None, parts))}"
 
 

@@ -114,6 +114,7 @@ def _check_deeply(path: Path, data_root: str | None) -> None:
 def clean(
     folders: list[Path] = RUNS,
     yes: bool = switch("--yes", "Delete; without it, only say what would go."),
+    failed: bool = switch("--failed", "Also whole runs that failed, with the steps that they have finished."),
     _plugin: Plugins = PLUGIN,
 ) -> None:
     """Name stale files, and damaged ones that can be computed again; with --yes, delete them.
@@ -123,18 +124,24 @@ def clean(
     being written is left alone, and so is a config.yml.
     """
     from opencil.files import size_in_words
-    from opencil.runs.inventory import leftovers, measure_size, remove
+    from opencil.runs.inventory import entry, leftovers, measure_size, remove
     from opencil.runs.store import LockedRun
 
     found, sizes = _runs(folders), list[int]()
     for folder in found:
+        state = entry(folder)  # before it is locked: a locked run is running
+        whole = {folder.path: f"failed, {state.detail}"} if failed and state.state == "failed" else None
         try:
             with folder.lock():
-                for path, why in leftovers(folder).items():
+                for path, why in (whole or leftovers(folder)).items():
                     sizes.append(measure_size(path))
                     print_line(f"{path} ({size_in_words(sizes[-1])}) {why}", indent=2)
-                    if yes:
+                    if yes and not whole:
                         remove(path)
+                    elif yes:
+                        folder.clear()
+            if whole and yes:
+                remove(folder.path)  # with its lock, which is released
         except LockedRun:
             print_line(f"{folder.path}: it is being written, and left alone", "note")
     if not sizes:

@@ -42,7 +42,8 @@ def resolve(
 ) -> Config:
     """Return a config from a YML's content, flags laid on it, the chosen methods, and ``key=value`` settings.
 
-    Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise all.
+    Where no method is chosen, the methods of the flags or else of the YML are used, and otherwise a default:
+    iCaRL, with MSP and Energy. The name ``all`` stands for all.
     """
     layers = [
         expand({} if user is None else user),
@@ -82,9 +83,9 @@ def resolve(
         METRICS.entry(name)  # refuses an unknown one
     remembers = {name: getattr(LEARNERS.entry(name).make, "remembers", True) for name in LEARNERS.names()}
     keeping = [name for name in config.cil if remembers[name.partition("@")[0]]]
-    if keeping and not config.benchmark.memory:
+    if keeping and not (config.benchmark.memory or config.benchmark.memory_per_class):
         others = [name for name in remembers if not remembers[name]]
-        why = f"{', '.join(keeping)} keep images; {', '.join(others)} do not"
+        why = f"{', '.join(keeping)} keep images, in it or memory_per_class; {', '.join(others)} do not"
         raise not_allowed("benchmark.memory", 0, why)
     grids = [(method, k) for method in config.cil for k in config.benchmark.classes_per_step]
     if config.detector and not any(config.detectors_of(*grid) for grid in grids):
@@ -126,12 +127,12 @@ def _methods(
 
     A method without a label starts with its preset of ``label``, if it has one.
     """
-    sections: list[Layer] = [layer.get(key, {}) for layer in layers]
+    sections = [_translate(registry, layer.get(key, {})) for layer in layers]
     _, written, flags, settings = sections
-    names = chosen or [name for name in flags if name != "*"] or written
+    names = [*map(registry.translate, chosen)] or [name for name in flags if name != "*"] or written
     _check_names(registry, key, [{name: {} for name in names}, *sections])
     groups = registry.groups()
-    names = [name for name in names if name != "*"] or ["all"]
+    names = [name for name in names if name != "*"] or list(registry.default)
     methods = {}
     for name in dict.fromkeys(member for each in names for member in groups.get(each, [each])):
         cls: Any = registry.entry(name).make
@@ -155,6 +156,14 @@ def _methods(
     return methods
 
 
+def _translate(registry: Registry[Any], section: Layer) -> Layer:
+    """Return the values of methods under our names."""
+    named: Layer = {}
+    for name, values in section.items():
+        named = merge(named, {registry.translate(name): values})
+    return named
+
+
 def _check_names(registry: Registry[Any], key: str, sections: list[Layer]) -> None:
     """Refuse unknown methods, chosen or not, values of a group, and values of ``*`` without a method."""
     groups = registry.groups()
@@ -168,6 +177,6 @@ def _check_names(registry: Registry[Any], key: str, sections: list[Layer]) -> No
         elif name in groups and values:
             raise BadInput(f"{key}.{name} takes no values: {key}.* stands for every method")
         elif name not in groups and base not in registry.names():
-            raise unknown(registry.kind, base, [*groups, *registry.names()], suggest_key((key, base)))
+            raise registry.refuse(base, groups, suggest_key((key, base)))
         elif name not in groups:
             registry.entry(name)  # checks the label

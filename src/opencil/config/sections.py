@@ -11,7 +11,7 @@ from pydantic import Field
 from opencil.config.yml import dump_yaml
 from opencil.data.file_dataset import OwnDataset
 from opencil.data.images import Store
-from opencil.data.memory import quota
+from opencil.data.memory import Memory
 from opencil.data.roles import FUTURE, OOD_ROLES, Role
 from opencil.data.shifted import ShiftedSet
 from opencil.data.stream import StepSizes
@@ -38,12 +38,13 @@ class BenchmarkConfig(Values):
     image_size: Count
     transform: Transform
     backbone: Named
-    memory: Annotated[int, Bound(ge=0)]  #: exemplars of all classes; 0 for methods that keep none
     classes_per_step: tuple[Count | str, ...]  #: each a grid of its own: 10, 50+10 or 20-20-10
+    memory: Annotated[int, Bound(ge=0)] = 0  #: exemplars of all classes; 0 for methods that keep none
     batch_size: Count = 128
     ood_order: Literal["permutation", "list"] = "permutation"
     datasets: dict[SetName, OwnDataset] = field(default_factory=dict)  # the user's own, by name
     shifted: dict[SetName, ShiftedSet] = field(default_factory=dict)  # ID test images under a shift, by name
+    memory_per_class: Count | None = None  #: exemplars of each class, in place of ``memory``
 
     def __post_init__(self) -> None:
         steps = tuple(StepSizes.parse(value).label for value in self.classes_per_step)
@@ -51,6 +52,9 @@ class BenchmarkConfig(Values):
             raise not_allowed("classes_per_step", [*steps], "sizes are needed, each once, as 20-20-10")
         object.__setattr__(self, "classes_per_step", steps)
         self._check_names()
+        if self.id in self.datasets:
+            divided = self.datasets | {self.id: self.datasets[self.id].divide()}
+            object.__setattr__(self, "datasets", divided)
         if self.transform.crop > (side := self.transform.resize or self.image_size):
             raise not_allowed("transform.crop", self.transform.crop, f"images have {side} pixels a side")
         object.__setattr__(self, "backbone", check_backbone(self.backbone))
@@ -91,6 +95,11 @@ class BenchmarkConfig(Values):
         """Return the number of classes, or None where only the data can say it."""
         return None if self.id in self.datasets else getattr(DATASETS.entry(self.id).make, "classes", None)
 
+    @property
+    def empty_memory(self) -> Memory:
+        """Return the memory before the first step."""
+        return Memory(self.memory, fixed=self.memory_per_class)
+
     def fewest_kept(self, k: int | str) -> int:
         """Return the smallest size of the memory after any step.
 
@@ -99,7 +108,8 @@ class BenchmarkConfig(Values):
         """
         classes = self._known_classes
         seen = accumulate(StepSizes.parse(k).of(classes)) if classes else ()
-        return min((quota(self.memory, known) * known for known in seen), default=self.memory)
+        kept = (self.empty_memory.quota(known) * known for known in seen)
+        return min(kept, default=self.memory_per_class or self.memory)
 
     def check_classes(self, classes: int) -> None:
         """Refuse values that do not fit the number of classes; called again once the data are read."""
@@ -108,14 +118,14 @@ class BenchmarkConfig(Values):
                 raise not_allowed("classes_per_step", k, f"1 to {classes} are, the classes of {self.id!r}")
             StepSizes.parse(k).of(classes)
         if self.memory:
-            quota(self.memory, classes)
+            self.empty_memory.quota(classes)
 
 
 @dataclass(frozen=True)
 class SeedConfig(Values):
     """Seeds of the runs, and the seed of each random choice: a number, or ``run`` for the run's own."""
 
-    runs: tuple[Seed, ...] = (0,)
+    runs: Annotated[tuple[Seed, ...], Field(max_length=10_000)] = (0,)
     class_order: Seed | Literal["run"] = 1993
     initialisation: Seed | Literal["run"] = "run"
     data_order: Seed | Literal["run"] = "run"

@@ -107,8 +107,10 @@ def expand(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def below(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of lower layers, less a backbone or shifted sets replaced by ``over``."""
+    """Return the values of lower layers, less a backbone, shifted sets or memory replaced by ``over``."""
     left = dict(values)
+    if "memory" in over:
+        left.pop("memory_per_class", None)
     backbone, shifted = over.get("backbone"), over.get(SHIFTED)
     if isinstance(backbone, dict) and "name" in backbone:  # another one, not values for the one below
         left.pop("backbone", None)

@@ -8,7 +8,14 @@ from typing import ClassVar
 from opencil.data.file_dataset import FileDataset
 from opencil.data.images import Split
 from opencil.data.readers.arrays import idx, mat
-from opencil.data.readers.image_files import flat, folders, image_list, list_folder, shipped_list
+from opencil.data.readers.image_files import (
+    annotated,
+    flat,
+    folders,
+    image_list,
+    list_folder,
+    shipped_list,
+)
 from opencil.data.readers.pickles import cifar
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.registry import register_dataset
@@ -89,6 +96,38 @@ class TIN(Download, name="tin"):
         "test": (
             image_list("cifar100/test_tin"),
             *shipped_list("tin", "tiny-imagenet-200.zip", "tiny-imagenet-200/val", "images_classic/tin/val"),
+        )
+    }
+
+
+class TinyImageNet(Download, name="tinyimagenet"):
+    """Tiny-ImageNet-200: 200 classes of ImageNet, 64 × 64 pixels; 100,000 training and 10,000 test images.
+
+    The labelled validation images are the test images: those of the file's own test split have no labels.
+    """
+
+    home = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+    classes = 200
+    counts = {"train": 100_000, "test": 10_000}
+    layouts = {
+        "train": (folders("tiny-imagenet-200/train"),),
+        "test": (annotated("val_annotations.txt", "tiny-imagenet-200/val"),),
+    }
+
+
+class ImageNetOther(Download, name="imagenet-other"):
+    """Photographs of the 800 classes of ImageNet-1k that Tiny-ImageNet lacks: 4,000 validation images."""
+
+    home = "https://github.com/ndb796/Small-ImageNet-Validation-Dataset-1000-Classes"
+    counts = {"test": 4_000}
+    layouts = {
+        "test": shipped_list(
+            "imagenet-other",
+            "ILSVRC2012_img_val_subset.zip",
+            "ILSVRC2012_img_val_subset",
+            "Small-ImageNet-Validation-Dataset-1000-Classes/ILSVRC2012_img_val_subset",
+            "ILSVRC2012/val",
+            "imagenet/val",
         )
     }
 

@@ -1,5 +1,6 @@
 """The embedded benchmark's data: real images of scikit-learn's package, without a download."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -47,6 +48,7 @@ class Digits(Dataset):
     """Handwritten digits 0–7 (scikit-learn): every third image of a class is a test image."""
 
     classes: ClassVar[int | None] = 8
+    counts: ClassVar[Mapping[str, int]] = {"train": 965, "test": 478}
 
     def load(self, split: Split, size: int, root: Path | None) -> ImageSet:
         """Return the 965 training or the 478 test images."""

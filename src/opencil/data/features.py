@@ -60,7 +60,7 @@ class FeatureFile:
 
     def lock(self, wait: bool) -> AbstractContextManager[Any] | None:
         """Return a lock for a ``with`` block; None where another process adds features, unless ``wait``."""
-        from filelock import FileLock, Timeout  # not for a list of datasets
+        from filelock import FileLock, Timeout
 
         try:
             with disk_errors(self.path):

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,10 +13,11 @@ import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
 from opencil.data.prepared import PreparedFile, PreparedSource, cache_folder
-from opencil.data.readers.image_files import flat, folders, read_listed_images
+from opencil.data.readers.image_files import flat, folders, list_folder, read_listed_images, read_part
 from opencil.data.readers.source import Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
 from opencil.errors import BadInput, not_allowed
+from opencil.validation import ProperFraction, Values, Whole
 
 _log = logging.getLogger("opencil.data")
 
@@ -97,11 +98,20 @@ class FileDataset(Dataset):
 
 
 @dataclass(frozen=True)
+class HeldOut(Values):
+    """A split of class folders: the share of test images of each class, drawn by a seed."""
+
+    share: ProperFraction = 0.2
+    seed: Whole = 0
+
+
+@dataclass(frozen=True)
 class OwnDataset(FileDataset):
     """Your images: a folder per class (``folders``), a single folder (``flat``), or images named by a list.
 
     ``path`` and the lists are absolute or relative to the folder of downloads. ``train`` and ``test`` are
-    folders in ``path``, and lists name images relative to them. An OOD dataset needs no training images.
+    folders in ``path``, and lists name images relative to them. An OOD dataset needs no training images. With
+    ``split``, the class folders are in ``path`` itself, and a part of each class's images is for testing.
     """
 
     path: str
@@ -110,13 +120,34 @@ class OwnDataset(FileDataset):
     test: str = "."
     train_list: str | None = None
     test_list: str | None = None
+    split: HeldOut | None = None
+
+    def __post_init__(self) -> None:
+        if self.split is not None and not self._whole:
+            raise not_allowed("split", self.split, "class folders without train, test and lists can be split")
+
+    @property
+    def _whole(self) -> bool:
+        """Return whether there are class folders alone, not divided into training and test images."""
+        stated = self.train, self.train_list, self.test_list
+        return self.layout == "folders" and self.test == "." and stated == (None, None, None)
+
+    def divide(self) -> "OwnDataset":
+        """Return the dataset with its classes split, if it states no training images."""
+        return replace(self, split=HeldOut()) if self._whole and self.split is None else self
 
     def places(self, split: Split) -> tuple[str, ...]:
         """Return the place in the config; none for a dataset without training images."""
-        if split == "train" and self.train is None and self.train_list is None:
+        if split == "train" and self.train is None and self.train_list is None and self.split is None:
             return ()
         inner = (self.train or ".") if split == "train" else self.test
         return ((Path(self.path).expanduser() / inner).as_posix(),)
+
+    def count_classes(self, root: Path | None) -> int | None:
+        """Return the number of folders of classes to train on, at the moment; None if there are none."""
+        on_disk = self.find("train", root)
+        classes = list_folder(on_disk.place)[0] if on_disk and on_disk.place.is_dir() else ()
+        return len(classes) if classes and self.layout == "folders" else None
 
     def find(self, split: Split, root: Path | None) -> SplitOnDisk | None:
         """Return the split in the config's folder or list, if the folder exists."""
@@ -125,6 +156,10 @@ class OwnDataset(FileDataset):
             folder = base / place
             if not folder.is_dir() or (root is None and not Path(place).is_absolute()):
                 return None
+            if self.split is not None:
+                read = partial(read_part, part=split, share=self.split.share, seed=self.split.seed)
+                name = f"class folders, {self.split.share:.0%} for testing, seed {self.split.seed}"
+                return SplitOnDisk(Layout(name, (), read), folder)
             if images is None:
                 return SplitOnDisk(flat() if self.layout == "flat" else folders(), folder)
             if not (base / images).is_file():
@@ -133,3 +168,11 @@ class OwnDataset(FileDataset):
                 Layout("list", (), partial(read_listed_images, folders=(folder,))), base / images
             )
         return None
+
+
+def serve_folder(path: str | Path, name: str, side: int, labelled: bool) -> Images:
+    """Return the images of a folder: a folder per class if they are labelled, or all images below it."""
+    if not (folder := Path(path).expanduser()).is_dir():
+        raise BadInput(f"{name} is {str(path)!r}: there is no such folder of images")
+    dataset = OwnDataset(path=str(folder.absolute()), layout="folders" if labelled else "flat")
+    return dataset.serve(name, "test", side, Access(store="streamed"))

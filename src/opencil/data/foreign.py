@@ -76,6 +76,8 @@ class ForeignImages:
 
 def _serve_array(array: "np.ndarray[Any, Any] | Tensor", name: str, *values: Any) -> ForeignImages:
     """Serve an array, such as a memory map, or a tensor [N, C, H, W], of any device."""
+    if not array.ndim:
+        raise BadInput(f"{name} is a single number: images [N, channels, H, W] are needed")
 
     def read(indices: Tensor | None, size: int) -> Iterator[Any]:
         for rows in torch.split(torch.arange(len(array)) if indices is None else indices.cpu(), size):

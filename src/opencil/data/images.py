@@ -68,11 +68,19 @@ class Images(ABC):
         """Return the same images, served on a device."""
 
     def relabel(self, order: list[int]) -> Self:
-        """Replace each label by its position in a class order: a step's classes become consecutive."""
+        """Replace each label by its position in a class order: a step's classes become consecutive.
+
+        Classes without names are called by their labels from now on.
+        """
         position = torch.empty(len(order), dtype=torch.int64)
         position[torch.tensor(order)] = torch.arange(len(order))
-        names = tuple(self.classes[c] for c in order) if self.classes else ()
+        names = tuple(self.classes[c] if self.classes else str(c) for c in order)
         return self._with(labels=position.to(self.labels.device)[self.labels], classes=names)
+
+    def order_classes(self, names: tuple[str, ...]) -> Self:
+        """Return the images with labels as positions in ``names``; unchanged if their classes are others."""
+        own = self.classes or tuple(map(str, range(len(names))))
+        return self if own == names or {*own} != {*names} else self.relabel([own.index(n) for n in names])
 
     def _with(self, **values: Any) -> Self:
         return cast(Self, replace(cast(Any, self), **values))

@@ -1,18 +1,11 @@
 """The exemplar memory: indices of a few training images of each class seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from opencil.errors import not_allowed
-
-
-def quota(size: int, seen: int) -> int:
-    """Return the number of exemplars per class when ``seen`` classes share ``size`` images."""
-    if size < seen:
-        raise not_allowed("memory", size, f"at least 1 image for each of {seen} classes is needed")
-    return size // seen
 
 
 def herd(features: Tensor, count: int) -> Tensor:
@@ -35,32 +28,46 @@ def herd(features: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Memory:
-    """Exemplars as indices into the training set, one tensor per class in herding order."""
+    """Exemplars as indices into the training set, one tensor per class in herding order.
+
+    All classes share ``size`` images, or each class has ``fixed`` images, however many classes there are.
+    """
 
     size: int
     per_class: tuple[Tensor, ...] = ()
+    fixed: int | None = None
 
     @property
     def indices(self) -> Tensor:
         """Return the exemplars of all classes, class after class."""
         return torch.cat([torch.empty(0, dtype=torch.int64), *self.per_class])
 
+    def share(self, seen: int) -> float:
+        """Return the number of exemplars per class after ``seen`` classes, before it is rounded down."""
+        return self.fixed or self.size / seen
+
+    def quota(self, seen: int) -> int:
+        """Return the number of exemplars per class after ``seen`` classes, at least one."""
+        if (share := int(self.share(seen))) < 1:
+            allowed = f"at least 1 image for each of {seen} classes is needed"
+            raise not_allowed("memory", self.size, allowed)
+        return share
+
     def add_classes(self, candidates: list[tuple[Tensor, Tensor]]) -> "Memory":
         """Return the memory after a step.
 
         Old classes keep the first of their exemplars. A new class is a pair (indices, features) to herd.
         """
-        share = quota(self.size, len(self.per_class) + len(candidates))
+        share = self.quota(len(self.per_class) + len(candidates))
         old = tuple(indices[:share] for indices in self.per_class)
         new = tuple(indices.cpu()[herd(features, share)] for indices, features in candidates)
-        return Memory(self.size, old + new)
+        return replace(self, per_class=old + new)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store: all indices, and the number of exemplars of each class."""
         counts = torch.tensor([len(c) for c in self.per_class], dtype=torch.int64)
         return {"indices": self.indices, "counts": counts}
 
-    @classmethod
-    def from_tensors(cls, size: int, tensors: dict[str, Tensor]) -> "Memory":
-        """Return the memory from its stored tensors."""
-        return cls(size, tuple(torch.split(tensors["indices"], tensors["counts"].tolist())))
+    def with_tensors(self, tensors: dict[str, Tensor]) -> "Memory":
+        """Return the memory with its stored tensors."""
+        return replace(self, per_class=tuple(torch.split(tensors["indices"], tensors["counts"].tolist())))

@@ -84,17 +84,16 @@ class Transform(Values):
         """Crop uint8 [B, 3, H, W] at the centre and normalise: float32 [B, 3, crop, crop]."""
         images = self._resize(images)
         self._check(min(images.shape[-2:]))
-        top, left = ((side - self.crop) // 2 for side in images.shape[-2:])
-        return self.normalise(images[:, :, top : top + self.crop, left : left + self.crop])
+        return self.normalise(crop_centre(images, self.crop, self.crop))
 
     def pixels(self, images: Tensor) -> Tensor:
         """Invert normalisation: float32 pixels 0 … 255, exact for bytes."""
-        mean, std = self._statistics(images.device)
+        mean, std = self.channel_statistics(images.device)
         return ((images * std + mean) * 255).round().clamp(0, 255)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Normalise pixels 0 … 255 to float32."""
-        mean, std = self._statistics(pixels.device)
+        mean, std = self.channel_statistics(pixels.device)
         return (pixels.float() / 255 - mean) / std
 
     def _check(self, side: int) -> None:
@@ -106,11 +105,10 @@ class Transform(Values):
         height, width = images.shape[-2:]
         if self.resize is None or min(height, width) == self.resize:
             return images
-        size = [round(side * self.resize / min(height, width)) for side in (height, width)]
-        resized = F.interpolate(images.float(), size=size, mode=self.interpolation, antialias=True)
-        return resized.round().clamp(0, 255).to(torch.uint8)
+        return resize_shorter_side(images.float(), self.resize, self.interpolation).round().to(torch.uint8)
 
-    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def channel_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return mean and std [3, 1, 1]; raise if they are not computed yet."""
         if isinstance(self.mean, str) or isinstance(self.std, str):
             raise BadInput("the transform's mean and std are not computed yet: call fit(images) first")
         return _per_channel(self.mean, device), _per_channel(self.std, device)
@@ -132,6 +130,24 @@ class Untransformed(Transform):
     def test(self, images: Tensor) -> Tensor:
         """Return the images."""
         return images
+
+
+def resize_shorter_side(pixels: Tensor, side: int, interpolation: str) -> Tensor:
+    """Resize floating-point pixels [B, 3, H, W] with anti-aliasing; bicubic ones stay within 0 … 255."""
+    height, width = pixels.shape[-2:]
+    size = [scale_length(length, min(height, width), side) for length in (height, width)]
+    return F.interpolate(pixels, size=size, mode=interpolation, antialias=True).clamp(0, 255)
+
+
+def scale_length(length: int, short: int, side: int) -> int:
+    """Return the rounded length of a side where the shorter one becomes ``side``."""
+    return (2 * side * length + short) // (2 * short)
+
+
+def crop_centre(images: Tensor, height: int, width: int) -> Tensor:
+    """Return the middle of images [B, 3, H, W]; odd margins are smaller above and left."""
+    top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
+    return images.narrow(-2, top, height).narrow(-1, left, width)
 
 
 def statistics(images: Images) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

@@ -1,7 +1,8 @@
 """Define detectors: an optional set-up on training outputs, then a score for each sample."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -74,7 +75,10 @@ class Detector(Values, ABC):
         """Return the score of each sample, float32 [N]."""
 
     def set_up(self, outputs: Outputs) -> None:
-        """Learn from the outputs of training images, and store the result on ``self``."""
+        """Learn from the outputs of training images, and store the result on ``self``.
+
+        It runs without gradients: ``with torch.enable_grad():`` goes around what needs them.
+        """
 
     @property
     def fewest(self) -> int:
@@ -89,7 +93,7 @@ class Detector(Values, ABC):
     @property
     def reads_to_score(self) -> frozenset[Reads]:
         """Return what ``score`` reads: also the logits by task, and images where its scorer reads them."""
-        reads = self.reads | (self.scorer.reads & {"images", "layers"})
+        reads = (self.reads - {"labels"}) | (self.scorer.reads & {"images", "layers"})
         return frozenset({*reads, "logits"}) if self.by_task else reads
 
     @property
@@ -156,7 +160,7 @@ class Detector(Values, ABC):
         try:
             self._reset()
             if self.needs_setup:
-                with FULL.active():
+                with FULL.active(), _explain_gradients(name):
                     self.set_up(outputs)
             self._finish(outputs, memory)
         except BaseException:  # an incomplete set-up would mix two models or two sets of classes
@@ -224,6 +228,11 @@ class Detector(Values, ABC):
             scores = self._standards.standardise(scores, outputs.logits)
         return scores.numpy(force=True) if plain else scores  # type: ignore[return-value]
 
+    def score_unchecked(self, outputs: Outputs) -> Tensor:
+        """Return the score of each sample of complete outputs, as a graph that can be exported."""
+        scores = self.scores(outputs).float()
+        return self._standards.standardise(scores, outputs.logits) if self.by_task else scores
+
     def _compute_scores(self, outputs: Outputs) -> Tensor:
         """Return the scores before any standardisation, finite and one for each sample."""
         with FULL.active():
@@ -265,6 +274,18 @@ class Detector(Values, ABC):
         features, logits = (nothing if arrays[key] is None else arrays[key] for key in ("features", "logits"))
         tasks = None if given.tasks is None else check_tasks(given.tasks, logits.shape[1]).clone()
         return Outputs(features, logits, arrays["labels"], classify, inputs, tasks, given.carried)
+
+
+@contextmanager
+def _explain_gradients(name: str) -> Iterator[None]:
+    """Say what to do where a set-up needs the gradients that are off."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        way = "put 'with torch.enable_grad():' around what needs gradients"
+        raise BadInput(f"set_up of {name} runs under torch.no_grad: {way}") from error
 
 
 def _gather(features: Any, logits: Any, labels: Any, classify: Any, inputs: Any, tasks: Any) -> Outputs:

@@ -1,5 +1,6 @@
 """Compute in parts with bounded memory; means, covariances and standards of scores, in float64."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,11 @@ _SMALLEST = 1e-10
 
 
 def rows_at_a_time(numbers: int) -> int:
-    """Return the count of rows, at least one, that fit the budget with ``numbers`` float32 each."""
-    return max(1, BUDGET // numbers)
+    """Return the count of rows, at least one, that fit the budget with ``numbers`` float32 each.
+
+    In an exported graph these are all rows: a graph has no loop over an unknown number of parts.
+    """
+    return sys.maxsize if torch.compiler.is_exporting() else max(1, BUDGET // numbers)
 
 
 def compute_by_parts(compute: Callable[..., Tensor], numbers: int, *tensors: Tensor) -> Tensor:
@@ -27,6 +31,8 @@ def compute_by_parts(compute: Callable[..., Tensor], numbers: int, *tensors: Ten
     Results are copied at once: small results between large freed temporaries fragment a CPU's heap, which
     then grows by gigabytes for a budget of megabytes.
     """
+    if torch.compiler.is_exporting():
+        return compute(*tensors)
     rows = rows_at_a_time(numbers)
     parts = zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
     first = compute(*next(parts))

@@ -16,7 +16,7 @@ from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
 from opencil.engine.ranks import current
 from opencil.engine.seeding import generator
-from opencil.errors import BadInput
+from opencil.errors import BadInput, not_allowed
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 
@@ -44,12 +44,14 @@ class Inputs:
     batch_size: int = 512
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise BadInput(f"batch_size = {self.batch_size} is not allowed: it should be at least 1")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise not_allowed("batch_size", self.batch_size, "a whole number from 1 on is")
         if not isinstance(self.transform, Transform | None):
             raise BadInput(f"transform is a {type(self.transform).__name__}: an opencil.Transform is needed")
         object.__setattr__(self, "model", as_classifier(self.model))
         images = serve_images(self.images, "images", device_of(self.model), self.batch_size)
+        if isinstance(images, Images):
+            images = images.order_classes(getattr(self.model, "class_names", ()))
         object.__setattr__(self, "images", images)
         if isinstance(images, Images) and self.transform is None:
             raise BadInput(f"images of {images.name!r} are bytes: a transform is needed with them")
@@ -191,7 +193,8 @@ def forward(
     """Return outputs of the chosen images (default: all): test transform, eval mode, always full float32.
 
     ``model`` has ``features`` and ``classify``, or is a function from images to logits, whose outputs have
-    nothing else. ``Inputs`` says which ``images`` are accepted.
+    nothing else. ``Inputs`` says which ``images`` are accepted. If the model has ``class_names``, as
+    those of runs, labels of an image set with these classes are positions among them.
     """
     inputs = Inputs(as_classifier(model), images, transform, indices, batch_size)
     shared = compute_by_ranks(inputs, lambda part, _: _compute(part))

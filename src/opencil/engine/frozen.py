@@ -4,6 +4,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,7 +128,8 @@ class FrozenNetwork:
             log.setLevel(before)
         content: bytes = program.model_proto.SerializeToString()
         if file is not None:
-            write_checked(file, content, _TITLE)
+            with suppress(OSError):  # where it cannot be kept, the next process makes it again
+                write_checked(file, content, _TITLE)
         return content
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from opencil.errors import BadInput, one_line
-from opencil.files import checksum
+from opencil.files import checksum, read_plain
 from opencil.nets.model import Backbone
-from opencil.nets.published import Weights, fit_names, read_pickle
+from opencil.nets.published import Weights, fit_names, load_weights, read_pickle
 from opencil.registry import BACKBONES
 from opencil.validation import check_arguments
 
@@ -47,7 +47,7 @@ def create_backbone(
         try:
             if weights in _published(name):
                 of_model = fit_names(tensors, backbone)
-            backbone.weighted.load_state_dict(of_model or tensors, strict=True)
+            load_weights(backbone.weighted, of_model or tensors)
         except (RuntimeError, BadInput) as error:
             raise BadInput(f"backbone.weights = {weights!r} does not fit: {one_line(error)}") from None
     elif sha256 is not None and sha256 != checksum_weights(backbone):
@@ -80,6 +80,11 @@ def preprocessing(named: Any) -> dict[str, Any] | None:
     return None if find is None else find(named)
 
 
+def is_published(named: Named) -> bool:
+    """Return whether a backbone's weights are those of an installed package."""
+    return isinstance(named, dict) and named.get("weights") in _published(str(named["name"]))
+
+
 def pin_weights(named: Named) -> Named:
     """Return the backbone with the checksum of its file of weights; refuse an unexpected checksum."""
     if isinstance(named, str) or not (named.get("weights") or named.get("pretrained")):
@@ -97,8 +102,13 @@ def without_weights(named: Named | Backbone) -> Named | Backbone:
 
 def checksum_weights(backbone: Backbone) -> str:
     """Return a checksum of all parameters and buffers, wherever they come from."""
+    return checksum_tensors(backbone.weighted.state_dict())
+
+
+def checksum_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return a checksum of tensors and their names."""
     digest = hashlib.sha256()
-    for name, tensor in backbone.weighted.state_dict().items():
+    for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -115,7 +125,7 @@ def _read(name: str, weights: str, sha256: str | None) -> tuple[dict[str, Tensor
 
     key, published = f"backbone.weights = {weights!r}", _published(name).get(weights)
     try:
-        content = published.read(name) if published else Path(weights).expanduser().read_bytes()
+        content = published.read(name) if published else read_plain(Path(weights).expanduser())
     except OSError as error:
         known = f"; {', '.join(map(repr, _published(name)))} is published" if _published(name) else ""
         raise BadInput(f"{key} cannot be read: {error.strerror}{known}") from None

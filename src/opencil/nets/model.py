@@ -111,6 +111,8 @@ class Head(nn.Linear):
 class Model(nn.Module):
     """θ = φ (``features``) + h (``classify``)."""
 
+    class_names: tuple[str, ...] = ()  #: of the classes, in the order of the logits, if a run sets them
+
     def __init__(self, backbone: Backbone, classes: int) -> None:
         super().__init__()
         self.backbone = backbone

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
@@ -58,9 +57,12 @@ def as_transform(
 def read_pickle(content: bytes, key: str) -> dict[str, Tensor]:
     """Return the tensors of a state dict by torch.save; nothing else in it is unpickled."""
     try:
-        return dict(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
-    except (RuntimeError, UnpicklingError, EOFError, ValueError, TypeError) as error:
+        found = dict(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
+    except Exception as error:  # other kinds of files raise many types of errors
         raise BadInput(f"{key} is no state dict of tensors: {type(error).__name__}") from None
+    if not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadInput(f"{key} is no state dict of tensors: it has other values")
+    return found
 
 
 def fit_names(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
@@ -76,3 +78,12 @@ def fit_names(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Te
         if name.rpartition(".")[2] != theirs.rpartition(".")[2] or tensor.shape != own[name].shape:
             raise BadInput(f"{theirs} is where {name} {list(own[name].shape)} should be")
     return found
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load all weights of a module; raise RuntimeError where torch would drop an imaginary part."""
+    own = module.state_dict()
+    for name, tensor in weights.items():
+        if tensor.is_complex() and name in own and not own[name].is_complex():
+            raise RuntimeError(f"{name} is {tensor.dtype}, and {own[name].dtype} is needed")
+    module.load_state_dict(weights, strict=True)

@@ -51,7 +51,7 @@ class RidgeModel(Model):
     """A backbone, the linear head of its first step, a random-feature head, and sums over all images seen.
 
     ``gram`` [width, width] is Σ h hᵀ and ``products`` [width, classes] Σ h yᵀ, of random features h and
-    one-hot labels y; ``exact`` is their dtype.
+    one-hot labels y; ``exact`` is their dtype. Without ``sums`` they have no rows, and no step can follow.
     """
 
     head: RandomFeatureHead  # type: ignore[assignment]
@@ -66,12 +66,14 @@ class RidgeModel(Model):
         drawn: Drawn,
         exact: torch.dtype,
         unit: bool = False,
+        sums: bool = True,
     ) -> None:
         super().__init__(backbone, sizes[0])
         self.first_head = self.head
         self.head = RandomFeatureHead(backbone.width, width, sum(sizes), drawn, unit)
-        self.register_buffer("gram", torch.zeros(width, width, dtype=exact))
-        self.register_buffer("products", torch.zeros(width, sum(sizes), dtype=exact))
+        rows = width if sums else 0
+        self.register_buffer("gram", torch.zeros(rows, rows, dtype=exact))
+        self.register_buffer("products", torch.zeros(rows, sum(sizes), dtype=exact))
 
     def grow(self, classes: int) -> None:
         """Add zeros for new classes."""

@@ -1,7 +1,7 @@
 """Residual networks (He et al. 2016): the small ones of its section 4.2, and ResNet-18."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -153,8 +153,15 @@ def resnet32(signed: bool = False) -> ResNet:
 
 
 @register_backbone("resnet18")
-def resnet18(signed: bool = False) -> ResNet:
-    """ResNet-18: the standard one, the paper's network for ImageNet; f is 512-d."""
-    convolution = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-    stem = nn.Sequential(convolution, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-    return ResNet.create(stem, (64, 128, 256, 512), per_stage=2, projection=True, signed=signed)
+def resnet18(signed: bool = False, stem: Literal["large", "small"] = "large") -> ResNet:
+    """ResNet-18: the standard one, the paper's network for ImageNet; f is 512-d.
+
+    With a ``small`` stem, for images of 32 to 64 pixels, only the stages shrink the maps.
+    """
+    if stem == "large":
+        first = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        layers = [first, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    else:
+        layers = [_convolution(3, 64), nn.BatchNorm2d(64), nn.ReLU()]
+    stages = (64, 128, 256, 512)
+    return ResNet.create(nn.Sequential(*layers), stages, per_stage=2, projection=True, signed=signed)

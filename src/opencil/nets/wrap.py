@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from opencil.arrays import dense, tensor_of
+from opencil.arrays import dense, listed, tensor_of
 from opencil.errors import BadInput, nearest, unknown
 from opencil.nets.model import Backbone, Classifier
 
@@ -28,9 +28,12 @@ class WrappedModel(nn.Module):
         if not isinstance(network, nn.Module):
             raise BadInput(f"a {type(network).__name__} has no layers to wrap: a torch module is needed")
         self.network, self.head_name, name = network, head, type(network).__name__
-        self.stage_names = (stages,) if isinstance(stages, str) else tuple(stages)
+        self.stage_names = (stages,) if isinstance(stages, str) else tuple(listed(stages, "stages"))
         layers = dict(network.named_modules())
         linear = [name for name, layer in layers.items() if name and isinstance(layer, nn.Linear)]
+        for layer in (head, *self.stage_names):
+            if not isinstance(layer, str):
+                raise BadInput(f"{describe(layer)} is given for a layer: its dotted name is needed")
         if head not in linear:
             inside = [layer for layer in linear if layer.startswith(f"{head}.")]
             hint = f"; did you mean {inside[-1]!r}?" if inside else nearest(str(head), linear)
@@ -176,6 +179,6 @@ def _version(value: Any) -> int | None:
 
 def describe(value: Any) -> str:
     """Return a value's type, and a tensor's shape, for an error."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_nested:  # a nested tensor has no shape
         return f"{value.dtype} {list(value.shape)}"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -98,9 +98,9 @@ def _sort(names: Iterable[str], first: list[str]) -> list[str]:
 def select_names(kind: Kind, wanted: Iterable[str], rows: pd.DataFrame) -> list[str]:
     """Return the names of rows that are wanted by name, pattern (``ber*``) or group (``post-hoc``)."""
     present = sorted(set(rows[kind].unique()) - {""})
-    groups, found = (DETECTORS if kind == "detector" else LEARNERS).groups(), list[str]()
-    for one in wanted:
-        members = groups.get(one, ())
+    registry, found = DETECTORS if kind == "detector" else LEARNERS, list[str]()
+    for one in map(registry.translate, wanted):
+        members = registry.groups().get(one, ())
         fitting = [name for name in present if fnmatchcase(name, one) or method(name) in members]
         if not fitting:
             raise unknown(f"{kind} in these rows", one, present)

@@ -19,14 +19,17 @@ from string import Template
 from typing import Any
 
 import pandas as pd
+import torch
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
 from opencil.data.roles import ALL, FUTURE, OOD_ROLES, SHIFTED
 from opencil.evaluation.metric import metric_of, shares, table_metrics
+from opencil.evaluation.metrics import forgetting
 from opencil.published import OOD
 from opencil.registry import DETECTORS, LEARNERS, Registry
 from opencil.report.averages import (
+    RUN,
     average_datasets,
     average_seeds,
     dataset_place,
@@ -36,19 +39,31 @@ from opencil.report.averages import (
 )
 from opencil.report.compare import data_notes
 from opencil.report.figures.drawing import Figure
-from opencil.report.layout import LATEX, Cell, Table, list_note
+from opencil.report.layout import LATEX, Cell, Table
 from opencil.report.order import group_families, is_labelled, is_upper_bound, method, sort_cil, sort_metrics
 from opencil.report.results import Outcome, count, results
+from opencil.report.statistics import find_answers
 from opencil.study.records import RunRecord, identity
+from opencil.study.rows import COLUMNS
 from opencil.study.study import Study
 
 #: The script's parts, in the order in which they need each other.
 _SCRIPTS = (
-    *("elements", "averages", "selection", "methods", "saving", "board", "chart", "matrix", "tables"),
-    *("figures", "runs", "about", "page"),
+    *("elements", "averages", "selection", "methods", "answer", "saving", "board", "chart", "matrix"),
+    *("tables", "figures", "runs", "about", "page"),
 )
 #: Largest difference of two seeds of one model on CIFAR-100, in percent points: see results/README.md.
 _NOISE = 3
+_FORGETTING = "forgetting"
+#: Metrics of the CIL models themselves, each with a leaderboard of its own.
+_OF_MODELS = {
+    "accuracy": {"label": "Accuracy", "definition": metric_of("accuracy").definition, "lower": False},
+    _FORGETTING: {
+        "label": "Forgetting",
+        "definition": "best earlier accuracy on a task minus the last, mean over old tasks.",
+        "lower": True,
+    },
+}
 #: Where the defaults are the paper's words and not its released code's, or better than either.
 _BY_DESIGN = (
     "Seeds: class order, initialisation, data order and OOD subset have seeds of their own, noted in each "
@@ -71,8 +86,9 @@ def page(
     refresh: float | None = None,
 ) -> str:
     """Return the page as text; with ``refresh`` it reloads itself every so many seconds."""
+    forgotten = _forgetting_by_step(study.rows)
     rows = shares(study.rows)
-    rows = rows[rows["task"] == 0]
+    rows = pd.concat([rows[rows["task"] == 0], forgotten], ignore_index=True)
     kept = {key[:4]: [*key[5:]] for key in list_megabytes(study.rows).itertuples(index=False, name=None)}
     data = {
         "noise": _NOISE,
@@ -131,7 +147,19 @@ def _describe_metrics(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
             "shifted": metric.name in of_shifted and metric.name not in of_ood,
         }
         for metric in map(metric_of, dict.fromkeys([*of_ood, *of_id, *of_shifted]))
-    }
+    } | {name: about | {"model": True} for name, about in _OF_MODELS.items()}
+
+
+def _forgetting_by_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of what each run has forgotten after each step from the second on."""
+    of_tasks = rows[(rows["detector"] == "") & (rows["task"] > 0) & (rows["metric"] == "accuracy")]
+    lines = []
+    for run, part in of_tasks.groupby(RUN):
+        matrix = torch.tensor(part.pivot(index="step", columns="task", values="value").to_numpy())
+        if matrix.shape[0] == matrix.shape[1]:  # else a step lacks tasks
+            steps = range(2, len(matrix) + 1)
+            lines += [(*run, t, "", "", "", 0, _FORGETTING, forgetting(matrix[:t, :t])) for t in steps]
+    return pd.DataFrame(lines, columns=COLUMNS).astype({"value": float})
 
 
 def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
@@ -146,8 +174,9 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
     shifted = sorted(rows.loc[rows["distance"] == SHIFTED, "ood"].unique())
     of_detectors = values[values["detector"] != ""]
     baselines = of_detectors[["metric", "cil", "detector"]].drop_duplicates()["metric"].value_counts()
-    first = of_detectors.groupby("metric")["step"].min()
-    bounds = [name for name in cils if is_upper_bound(name)]
+    of_models = {name: len(cils) for name in _OF_MODELS if (values["metric"] == name).any()}
+    first = values.groupby("metric")["step"].min()
+    bounds = {name for name in cils if is_upper_bound(name)}
     kept = {name: sum(sizes) for name, sizes in outcome.kept.items()}
     every = [(ALL, "all OOD sets")] if oods else []
     splits = [(role, f"all {role}") for role in OOD_ROLES if role in oods.values()]
@@ -158,7 +187,12 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "benchmark": outcome.benchmark,
         "k": outcome.k,
         "cils": [
-            {"name": name, "variant": is_labelled(name), "bound": name in bounds, "kept": kept.get(name)}
+            {
+                "name": name,
+                "variant": is_labelled(name),
+                "bound": name in bounds,
+                "kept": kept.get(name),
+            }
             for name in cils
         ],
         "detectors": [
@@ -170,14 +204,13 @@ def _make_group(rows: pd.DataFrame, outcome: Outcome) -> dict[str, Any]:
         "steps": steps,
         "planned": outcome.steps,
         "needed": {metric: outcome.steps - int(step) + 1 for metric, step in first.items()},
-        "baselines": baselines.to_dict(),
+        "baselines": baselines.to_dict() | of_models,
+        "answers": find_answers(outcome, _NOISE),
         "sets": oods | dict.fromkeys(shifted, SHIFTED) | later,
         "places": [*every, *splits, *((dataset_place(name), name) for name in oods)],
         "shifted": [("", "all shifted sets"), *((dataset_place(name), name) for name in shifted)],
-        "notes": [
-            *list_note("Bounds of accuracy, which keep all images, have no rank", bounds),
-            *(*outcome.uneven(), *outcome.mixture()),
-        ],
+        "notes": [*outcome.uneven(), *outcome.differing()],
+        "makers": outcome.makers(),
         "missing": outcome.missing(averaged=True),
         "averages": _average_values(values, steps),
     }
@@ -191,7 +224,7 @@ def _values_by_place(rows: pd.DataFrame, outcome: Outcome) -> pd.DataFrame:
     """
     of_model, clean = rows["detector"] == "", rows["ood"] == ""
     tried = rows.loc[~of_model, ["cil", "seed", "detector"]].drop_duplicates()
-    accuracy = of_model & clean & (rows["metric"] == "accuracy")
+    accuracy = of_model & clean & rows["metric"].isin(list(_OF_MODELS))
     of_detector = ~of_model & (~clean | bool(is_ood(rows).any()))
     on_shifted = rows[of_model & (rows["distance"] == SHIFTED)].drop(columns="detector")
     rows = pd.concat([rows[accuracy | of_detector], on_shifted.merge(tried, on=["cil", "seed"])])
@@ -202,15 +235,17 @@ def _average_values(values: pd.DataFrame, steps: list[int]) -> dict[str, Any]:
     """Return all averages in percent, by metric, place, seed (empty: all), and CIL model with detector.
 
     They are lists: mean, deviation, numbers of steps and seeds, means of every step and, if any, deviations.
+    The mean is over steps, but forgetting is that after the last step.
     """
     keys = ["metric", "place", "shown", "cil", "detector"]
     seeds = pd.CategoricalDtype(["", *sorted(values["seed"].astype(str).unique())])
     values = values.astype(dict.fromkeys(["metric", "place", "cil", "detector"], "category"))
     shown = ["", values["seed"].astype(str)] if values["seed"].nunique() > 1 else [""]
     values = pd.concat([values.assign(shown=pd.Series(of, values.index, dtype=seeds)) for of in shown])
-    values = select_longest(values, keys)
+    values = select_longest(values, keys).sort_values("step")
     per_run = values.groupby([*keys, "seed"], observed=True)
-    runs = per_run.agg(value=("value", "mean"), steps=("step", "nunique")).reset_index()
+    runs = per_run["value"].agg(value="mean", last="last", steps="size").reset_index()
+    runs["value"] = runs["value"].mask(runs["metric"] == _FORGETTING, runs["last"])
     whole = average_seeds(runs, keys).set_index(keys)
     spread = values.groupby([*keys, "step"], observed=True)["value"].agg(["mean", "std"])
     of_steps = [spread[of].unstack("step").reindex(whole.index, columns=steps) for of in ("mean", "std")]

@@ -147,12 +147,19 @@ class Outcome:
 
     def mixture(self) -> list[str]:
         """Return notes on seeds of one method that were made under different configs or by different code."""
+        return [*self.differing(), *self.makers()]
+
+    def differing(self) -> list[str]:
+        """Return a note on methods whose runs have different configs, if there are any."""
         parts = []
         for cil, keys in _differing_keys(self.runs).items():
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
             parts.append(f"{cil} ({', '.join(keys[:_NAMED])}{more})")
-        notes = list_note("Runs of one method that differ in more than their seeds", parts, "; ")
-        values: dict[str, set[str]] = {}
+        return list_note("Runs of one method that differ in more than their seeds", parts, "; ")
+
+    def makers(self) -> list[str]:
+        """Return notes on several sources, devices or plugins that made the rows."""
+        notes, values = list[str](), dict[str, set[str]]()
         for maker in (maker for run in self.runs for maker in run.get("made", [])):
             values.setdefault("versions of the source", set()).add(maker["source"])
             values.setdefault("devices", set()).add(f"{maker['device']} ({maker['precision']})")

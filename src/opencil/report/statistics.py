@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opencil.data.roles import ALL
 from opencil.errors import unknown
 from opencil.evaluation.metric import metric_of
 from opencil.report.averages import is_ood
@@ -95,6 +96,42 @@ def holm(p: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p))
     adjusted[order] = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)).clip(max=1)
     return adjusted.tolist()
+
+
+def select_best(values: pd.DataFrame, lower_is_better: bool, noise: float) -> list[str]:
+    """Return the best detector of seeds × detectors in percent, and those not told apart, best first.
+
+    The best is of those with the most seeds. Others are told apart if they are worse on every seed that they
+    share with it, and by over a point in the mean; on a single seed, by ``noise`` points.
+    """
+    signed = -values if lower_is_better else values
+    best = signed.loc[:, signed.count() == signed.count().max()].mean().idxmax()
+    behind = -signed.sub(signed[best], axis=0)  # NaN where a detector lacks the seed
+    apart = ((behind > 0) | behind.isna()).all() & (behind.mean() > 1)
+    apart = apart.where(behind.count() > 1, behind.mean() >= noise)
+    close = signed.loc[:, ~apart].mean().drop(best).sort_values(ascending=False, kind="stable")
+    return [str(best), *map(str, close.index)]
+
+
+def find_answers(outcome: Outcome, noise: float) -> dict[str, dict[str, Any]]:
+    """Return the best detectors of finished runs on all OOD sets, for each CIL method, by the main metric.
+
+    ``best`` are those of ``select_best`` with the most seeds, and ``few`` have fewer. Each has its mean,
+    deviation and number of seeds. Variants are left out.
+    """
+    metric, values = metric_of(outcome.metrics("all")[0]), outcome.per_seed
+    values = values[(values["metric"] == metric.name) & (values["place"] == ALL)]
+    values = values[~values["detector"].map(is_labelled).astype(bool)]
+    found: dict[str, dict[str, Any]] = {}
+    for cil, part in values.groupby("cil"):
+        table = part.pivot(index="seed", columns="detector", values="value")
+        told = table.agg(["mean", "std", "count"]).round(2).astype(object)
+        kinds: dict[str, list[Any]] = {"best": [], "few": []}
+        for name in select_best(table, metric.lower_is_better, noise):
+            kind = "best" if table[name].count() == table.count().max() else "few"
+            kinds[kind].append([name, *told[name].where(told[name].notna(), None)])
+        found[str(cil)] = kinds
+    return found
 
 
 def statistics_tables(

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal
 
@@ -265,4 +265,5 @@ def _choose_listed(memory: Sequence[Tensor], task: Task) -> Memory:
     known = indices[(indices >= 0) & (indices < len(labels))]
     if len(known) < len(indices) or (labels[known] >= step.seen).any():
         raise BadInput(f"memory of step {step.number} should be indices of images of the classes seen")
-    return Memory(task.memory.size, tuple(indices[labels[indices] == label] for label in range(step.seen)))
+    per_class = tuple(indices[labels[indices] == label] for label in range(step.seen))
+    return replace(task.memory, per_class=per_class)

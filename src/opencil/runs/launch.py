@@ -9,7 +9,7 @@ A launcher is a module in ``opencil.runs.launchers`` with two functions:
 import pickle
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from importlib import import_module
@@ -24,6 +24,7 @@ from opencil.engine import ranks
 from opencil.engine.arithmetic import only_deterministic
 from opencil.engine.device import SideStream, cpu_threads, resolve_device
 from opencil.errors import BadInput, OpenCILError, no_exits
+from opencil.files import Damaged
 from opencil.plugins import load_plugin
 from opencil.runs.events import Event, Failed, Finished, Preparing, Training, failed
 from opencil.runs.loading import check_place, describe_data, load, with_share
@@ -57,7 +58,7 @@ def execute(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         config = replace(config, benchmark=replace(config.benchmark, transform=data().transform))
     specs = planned(config)
     for spec in specs:
-        folder_of(config.place, spec).check(spec)  # all of them, before anything runs
+        check_stored(config.place, spec)  # all of them, before anything runs
     with ranks.using(joined):
         done = {spec.folder for spec in specs if is_done(config.place, spec)}
     missing = [spec for spec in specs if spec.folder not in done]
@@ -166,6 +167,40 @@ def launcher(place: PlaceConfig) -> Any:
 def folder_of(place: PlaceConfig, spec: RunSpec) -> RunFolder:
     """Return the folder of a run, in which only the first rank writes."""
     return RunFolder(Path(place.runs) / spec.folder, writes=ranks.is_first_rank())
+
+
+def check_stored(place: PlaceConfig, spec: RunSpec) -> RunFolder:
+    """Return a run's folder, or refuse it: made with other values, or finished on other classes."""
+    folder = folder_of(place, spec)
+    if counts := _other_classes(place, spec, folder):
+        text = f"run {spec} is finished on {counts[0]} classes, and {spec.benchmark.id!r} has {counts[1]} now"
+        raise BadInput(f"{text}. The same command with --overwrite makes it again with these")
+    folder.check(spec)
+    return folder
+
+
+def overwrite(config: Config, specs: Iterable[RunSpec]) -> list[RunSpec]:
+    """Delete stored runs, or rows of detectors, that were made with other values or on other classes.
+
+    Return the runs of which something is made again.
+    """
+    if ranks.world_size() > 1:
+        raise BadInput("several ranks cannot overwrite runs: delete them, or overwrite without torchrun")
+    folders = [(spec, folder_of(config.place, spec)) for spec in specs]
+    return [s for s, folder in folders if folder.overwrite(s, bool(_other_classes(config.place, s, folder)))]
+
+
+def _other_classes(place: PlaceConfig, spec: RunSpec, folder: RunFolder) -> tuple[int, int] | None:
+    """Return the numbers of classes of a finished run and of the user's folders now, if they differ."""
+    own, trained = spec.benchmark.datasets.get(spec.benchmark.id), folder.trained()
+    if own is None or not trained:
+        return None
+    now = own.count_classes(Path(place.data_root) if place.data_root else None)
+    with suppress(Damaged):  # the run reports it
+        info = trained[-1].info()
+        if info["step"] == info["steps"] and now not in (None, info["classes"]):
+            return info["classes"], now
+    return None
 
 
 def is_done(place: PlaceConfig, spec: RunSpec) -> bool:

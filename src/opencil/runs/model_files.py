@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from opencil.data.stream import Step
 from opencil.errors import BadInput, nearest, one_line
+from opencil.nets.published import load_weights
 from opencil.plugins import load_plugin
 
 #: Endings of files of weights.
@@ -55,7 +56,7 @@ class ModelFiles:
         # The weights are of the model, or of the part inside a wrapper.
         parts = (part for part in model.modules() if part.state_dict().keys() == weights.keys())
         try:
-            next(parts, model).load_state_dict(weights)
+            load_weights(next(parts, model), weights)
         except RuntimeError as error:
             raise BadInput(f"{path} does not fit what the factory makes: {one_line(error)}") from None
         return model

@@ -1,21 +1,33 @@
-"""Estimate the remaining work of a config's runs from the store and the times of similar runs."""
+"""Estimate the remaining work of a config's runs: from the store, similar runs, and timed iterations."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
+import torch
+
+from opencil.cil.learner import Setting
 from opencil.config import Config
 from opencil.data.file_dataset import FileDataset
-from opencil.engine.device import resolve_device
+from opencil.data.images import ImageSet
+from opencil.data.stream import StepSizes, Stream
+from opencil.engine.device import cpu_threads, resolve_device
+from opencil.engine.seeding import generator
 from opencil.errors import OpenCILError
-from opencil.runs.launch import launcher
+from opencil.runs.launch import check_stored, launcher
 from opencil.runs.loading import check_place, splits
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
 from opencil.runs.spec import RunSpec, plan
 from opencil.runs.store import RunFolder
+
+#: Iterations that are timed at least, and the seconds after which no further ones are.
+_FEWEST, _SECONDS = 4, 2.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Outlook:
     device: str
     runs: list[Prospect]
     at_once: int  #: the most runs at a time
+    training: float | None = None  #: seconds of all trainings, from timed iterations; None if not measured
 
     @property
     def done(self) -> int:
@@ -53,7 +66,7 @@ class Outlook:
 def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
     """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
     check_place(config.place)
-    places, runs = launcher(config.place).find_places(config.place), Path(config.place.runs)
+    places = launcher(config.place).find_places(config.place)
     if config.place.launcher == "ray":
         names = Counter({f"Ray, {len(places)} × {places[0].device}": 1})
         here = device_name(resolve_device("cpu" if places[0].device == "cpu" else "auto"))
@@ -62,9 +75,7 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         here = next(iter(names))
     prospects = []
     for spec in planned(config):
-        folder = RunFolder(runs / spec.folder)
-        folder.check(spec)
-        prospects.append(_prospect(spec, folder, here))
+        prospects.append(_prospect(spec, check_stored(config.place, spec), here))
     missing = sum(not run.done for run in prospects)
     if config.place.data_root is None and missing:
         for asked in splits(config):
@@ -72,6 +83,47 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
                 asked.dataset.locate(asked.name, asked.split, None)
     device = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
     return Outlook(device, prospects, max(1, min(missing, len(places))))
+
+
+def measure(config: Config, ahead: Outlook) -> Outlook:
+    """Return an outlook with the time of the trainings ahead, from a few timed iterations of one of them.
+
+    Its network trains on random images as at step 1, so no data are needed and nothing is written. The time
+    of an image is extrapolated by each method's effort.
+    """
+    dataset, root = splits(config)[0].dataset, config.place.data_root
+    found = None
+    if isinstance(dataset, FileDataset) and dataset.classes is None:  # its files say how many there are
+        found = dataset.find("train", Path(root) if root else None)
+    known = (len(found.source), len(found.source.classes)) if found else ()
+    todo = [(run.spec, run.spec.works(*known)[run.trained :]) for run in ahead.runs if not run.done]
+    place, work = config.place, sum(sum(works) for _, works in todo)
+    with cpu_threads(place.threads), suppress(Exception):  # such as a method's, which its run reports
+        for spec in {spec.cil: spec for spec, works in todo if sum(works)}.values():
+            if each := _time_image(spec, resolve_device(place.devices[0])):
+                return replace(ahead, training=work * each / ahead.at_once)
+    return ahead
+
+
+def _time_image(spec: RunSpec, device: torch.device) -> float | None:
+    """Return the seconds per image of iterations at step 1 on random images; None if there are none."""
+    b, learner, begun = spec.benchmark, spec.learner(), time.monotonic()
+    sizes = StepSizes.parse(spec.classes_per_step)
+    side, classes = b.image_size, (*sizes.first, sizes.then or 0)[0]
+    count = b.batch_size * max(_FEWEST, -(-classes // b.batch_size))
+    pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator("outlook"))
+    images = ImageSet("random", pixels, torch.arange(count) % classes).to(device)
+    stream = Stream.create(images, images, classes)
+    transform = replace(b.transform, mean=(0.5,) * 3, std=(0.25,) * 3)
+    setting = Setting(images, images, transform, b.backbone, b.batch_size, 0, 0, spec.training)
+    task, ends = learner.begin(setting, stream[0], b.empty_memory, None), list[float]()
+    for progress in learner.learn(task):
+        float(progress.loss)  # waits for the device
+        ends.append(time.monotonic())
+        if len(ends) >= _FEWEST and ends[-1] > begun + _SECONDS:
+            break
+    taken = [end - start for start, end in pairwise(ends[2:])]  # the first ones prepare more
+    return median(taken) / b.batch_size if taken else None
 
 
 def _prospect(spec: RunSpec, folder: RunFolder, device: str) -> Prospect:

@@ -81,7 +81,7 @@ def _read_folder(folder: Path, read: Callable[[Path], Study]) -> Study:
 
 def _title(folder: Path) -> str:
     """Return the name of the run for this folder, or the folder itself."""
-    return place_name(folder.resolve()) or str(folder)
+    return place_name(Path(os.path.realpath(folder))) or str(folder)  # resolve() fails on a loop of links
 
 
 def _relative(folder: Path, text: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from statistics import fmean
 
 import pandas as pd
+from torch import nn
 
 from opencil.cil.learner import Task
 from opencil.data.benchmark import BenchmarkData
@@ -19,7 +20,7 @@ from opencil.data.stream import Step
 from opencil.detectors.detector import Detector
 from opencil.detectors.finetune.tuner import Tuner
 from opencil.engine.ranks import LostRank, agree, from_first
-from opencil.errors import BadInput, no_exits
+from opencil.errors import BadInput, OpenCILError, no_exits
 from opencil.evaluation.metric import table_metrics
 from opencil.evaluation.protocol import Measurement
 from opencil.files import Damaged
@@ -116,11 +117,14 @@ def evaluate(
             task.model = outputs.model
             add_rows(this, step, info, "", protocol.measure_model(task, this.memory(step.number), outputs))
         for name in [name for name in detectors if name not in problems]:
+            before = count_changes(outputs.model)
             try:
                 with no_exits(LostRank):
                     found = protocol.measure_detector(detectors[name], outputs)
+                    check_unchanged(outputs.model, before, name)
                     add_rows(this, step, info, name, found)
-            except Exception as error:  # the other detectors go on
+            except Exception as error:  # the other detectors go on, unless they would score another model
+                check_unchanged(outputs.model, before, name)
                 problems[name] = error
                 continue
             if time.monotonic() - saved > checkpoint_seconds:
@@ -133,6 +137,17 @@ def evaluate(
         add_seconds(info, "evaluation", started)
         stored.save_info(info)
     return problems
+
+
+def count_changes(model: nn.Module) -> int:
+    """Return how often the weights of a model were changed in place; ``.data`` hides a change."""
+    return sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
+
+
+def check_unchanged(model: nn.Module, before: int, detector: str) -> None:
+    """Refuse a detector that has changed the model in place."""
+    if count_changes(model) != before:
+        raise OpenCILError(f"{detector} changes the model in place: let it change a copy")
 
 
 def average_ood(this: Run, measured: list[Measurement]) -> dict[str, float]:

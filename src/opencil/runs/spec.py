@@ -87,8 +87,13 @@ class RunSpec:
 
     def record(self) -> dict[str, Any]:
         """Return every value behind the run's result, for its stored config."""
+        benchmark = plain(self.benchmark)
+        of_datasets = ((values, "split") for values in benchmark["datasets"].values())
+        for values, key in [(benchmark, "memory_per_class"), *of_datasets]:
+            if values[key] is None:  # records of runs without these values do not name them
+                del values[key]
         record: dict[str, Any] = {
-            "benchmark": plain(self.benchmark),
+            "benchmark": benchmark,
             "cil": {self.cil: self.values},
             "training": plain(self.training),
             "seed": plain(self.seeds),
@@ -112,17 +117,26 @@ class RunSpec:
 
     @property
     def expected_work(self) -> float:
-        """Estimate the work of all trainings, as ``Learner.effort`` counts it, from the benchmark alone."""
-        b, learner, work = self.benchmark, self.learner(), 0.0
+        """Estimate the work of all trainings from the benchmark alone."""
+        return sum(self.works()) or 1.0
+
+    def works(self, images: int | None = None, classes: int | None = None) -> list[float]:
+        """Estimate the work of each step's training, as ``Learner.effort`` counts it: in passes of an image.
+
+        ``images`` and ``classes`` are those to train on, where the dataset does not declare them; where none
+        are known there are no steps.
+        """
+        b, learner, works, seen = self.benchmark, self.learner(), list[float](), 0
         made = None if b.id in b.datasets else DATASETS.entry(b.id).make
-        classes = getattr(made, "classes", None)
-        if not classes:
-            return 1.0
-        images = getattr(made, "counts", {}).get("train", _IMAGES_PER_CLASS * classes)
+        if not (classes := classes or getattr(made, "classes", None)):
+            return []
+        images = images or getattr(made, "counts", {}).get("train", _IMAGES_PER_CLASS * classes)
         for number, size in enumerate(StepSizes.parse(self.classes_per_step).of(classes)):
-            replayed = b.memory if number and learner.revisits else 0
-            work += learner.effort(first=not number) * (size * (images / classes) + replayed)
-        return work
+            kept = (b.memory_per_class or 0) * seen or b.memory
+            replayed = kept if number and learner.revisits else 0
+            works.append(learner.effort(first=not number) * (size * (images / classes) + replayed))
+            seen += size
+        return works
 
 
 def training_values(record: dict[str, Any]) -> dict[str, Any]:

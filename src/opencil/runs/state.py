@@ -22,6 +22,7 @@ from opencil.engine.arithmetic import Arithmetic
 from opencil.engine.forward import Inputs, Outputs, Statistics, forward
 from opencil.engine.seeding import generator
 from opencil.errors import BadInput, OpenCILError, one_line
+from opencil.evaluation.evaluate import AnyImages, compute_outputs
 from opencil.files import Damaged, checksum, damaged
 from opencil.nets.create import create_backbone, without_weights
 from opencil.nets.features import StoredFeatures
@@ -31,23 +32,15 @@ from opencil.registry import DETECTORS, LEARNERS
 from opencil.runs.features import finish
 from opencil.runs.foreign import Foreign
 from opencil.runs.loading import load
+from opencil.runs.reading import place_name
 from opencil.runs.spec import RunSpec, Seeds, training_values
 from opencil.runs.store import Info, RunFolder, StepFolder, bytes_of, check_record, digest_values
 from opencil.runs.tuning import read_head
 from opencil.validation import build
 
 
-def open_run(
-    path: str | Path,
-    data_root: str | None = None,
-    device: str = "cpu",
-    data: BenchmarkData | None = None,
-    ood: bool = True,
-) -> "Run":
-    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
-
-    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
-    """
+def read_spec(path: str | Path) -> tuple[RunSpec, RunFolder]:
+    """Return the config of the run in a folder, and the folder."""
     folder = RunFolder(Path(path))
     if not (record := folder.stored()):
         raise BadInput(f"there is no run in {path}: a folder such as runs/digits/k2/icarl/seed0 is expected")
@@ -64,6 +57,23 @@ def open_run(
         detectors=record["detector"],
         foreign=Foreign() if record.get("foreign") else None,
     )
+    if place_name(folder.path.absolute()) not in ("", str(spec)):
+        raise damaged(folder.config, f"it is of run {spec}")
+    return spec, folder
+
+
+def open_run(
+    path: str | Path,
+    data_root: str | None = None,
+    device: str = "cpu",
+    data: BenchmarkData | None = None,
+    ood: bool = True,
+) -> "Run":
+    """Open the run in a folder, as ``runs/digits/k2/icarl/seed0``; load its data unless they are given.
+
+    Without ``ood``, only the ID images are loaded: no OOD set and no shifted set.
+    """
+    spec, folder = read_spec(path)
     place = PlaceConfig(data_root=data_root, device=device)
     run = Run(spec, folder, data or load(Config(spec.benchmark, {}, {}, place=place), ood))
     for step in run.trained_steps:
@@ -79,8 +89,11 @@ def open_run(
 class Run:
     """One run, in progress or opened again: ``spec`` is its config, ``folder`` its files.
 
-    ``stream`` has its steps, counted from 1. The model and memory of the latest step are kept in memory;
-    others are read from the folder. ``opencil.runs.run.run`` trains and evaluates missing steps.
+    ``stream`` has its steps, counted from 1, and labels in the order of learning, as logits are; ``data`` has
+    the dataset's own labels. ``predict`` and ``classes`` return names, which are the same for both.
+
+    The model and memory of the latest step are kept in memory; others are read from the folder.
+    ``opencil.runs.run.run`` trains and evaluates missing steps.
     """
 
     def __init__(self, spec: RunSpec, folder: RunFolder, data: BenchmarkData) -> None:
@@ -109,7 +122,7 @@ class Run:
         train = self.stream.train
         self.images_digest = digest_values([train.fingerprint, checksum(bytes(bytes_of(train.labels)))])
         self._infos: dict[int, Info] = {}
-        self._memories: dict[int, Memory] = {0: Memory(spec.benchmark.memory)}
+        self._memories: dict[int, Memory] = {0: spec.benchmark.empty_memory}
         self._latest: tuple[int, Model] | None = None
         #: Statistics of the classes of each step, by the name of their kind and the step's number.
         self.statistics: dict[tuple[str, int], Statistics] = {}
@@ -149,8 +162,23 @@ class Run:
             self.latest_model(number)
 
     def model(self, number: int) -> Model:
-        """Return a copy of a stored step's model θ."""
-        return self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
+        """Return a copy of a stored step's model θ; its logits are of ``classes``, in this order."""
+        model = self.setting.move_to_device(copy.deepcopy(self.latest_model(number)), evaluate=True)
+        model.class_names = self.stream.train.classes
+        return model
+
+    def classes(self, number: int) -> tuple[str, ...]:
+        """Return the names of the classes seen after a step, in the order of the model's logits."""
+        return self.stream.train.classes[: self.stream[number - 1].seen]
+
+    def predict(self, images: AnyImages, number: int) -> list[str]:
+        """Return the name of the class that a step's model predicts for each image.
+
+        ``images`` are those that ``opencil.evaluate`` takes; those of a folder are sorted by their paths.
+        """
+        model, names, side = self.model(number), self.classes(number), self.data.test.side
+        outputs = compute_outputs(model, images, "images", self.data.transform, labelled=False, side=side)
+        return [names[label] for label in outputs.logits.argmax(dim=1).tolist()]
 
     def whole_model(self, number: int) -> Model:
         """Return a copy of a stored step's model that reads images, where ``model`` reads stored features.
@@ -171,7 +199,7 @@ class Run:
         """Return the memory after a stored step; it is empty before the first."""
         if number not in self._memories:
             tensors = self._stored(number).tensors("memory.safetensors", self.info(number))
-            self._memories[number] = Memory.from_tensors(self.spec.benchmark.memory, tensors)
+            self._memories[number] = self._memories[0].with_tensors(tensors)
         return self._memories[number]
 
     def latest_model(self, number: int) -> Model:
@@ -335,18 +363,26 @@ class StepOutputs:
         if detector.ready:
             return
         memory = self.setup("memory") if detector.by_task else None
-        if (which := detector.set_up_on) != "statistics":
-            detector.complete(self.setup(which), memory)
-            return
+        detector.complete(self.given_to(detector), memory)
+        if (scorer := self._carrying(detector)) is not None:
+            self.run.statistics[scorer.summary, self.step.number] = scorer.statistics
+
+    def given_to(self, detector: Detector) -> Outputs:
+        """Return the outputs that a detector is set up on, with carried statistics if it uses them."""
+        if (scorer := self._carrying(detector)) is not None:
+            carried = tuple(self.run.carry(scorer, number) for number in range(1, self.step.number))
+            return replace(self.new, carried=carried)
+        which = detector.set_up_on
+        return self.setup("memory" if which == "statistics" else which)
+
+    def _carrying(self, detector: Detector) -> CarryingDetector | None:
+        """Return the scorer of a detector if it is set up on statistics that earlier steps computed."""
         # Statistics of a network that is trained again on old images would be of other features than now.
         frozen = getattr(getattr(self.model, "backbone", None), "frozen", False)
         scorer = detector.scorer
-        if not isinstance(scorer, CarryingDetector) or (self.run.learner.revisits and not frozen):
-            detector.complete(self.setup("memory"), memory)
-            return
-        carried = tuple(self.run.carry(scorer, number) for number in range(1, self.step.number))
-        detector.complete(replace(self.new, carried=carried), memory)
-        self.run.statistics[scorer.summary, self.step.number] = scorer.statistics
+        if detector.set_up_on != "statistics" or not isinstance(scorer, CarryingDetector):
+            return None
+        return None if self.run.learner.revisits and not frozen else scorer
 
     def setup(self, which: Setup) -> Outputs:
         """Return the outputs of a detector's set-up images: train+, or the memory after the step.

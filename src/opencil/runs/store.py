@@ -22,6 +22,7 @@
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -266,8 +267,8 @@ class RunFolder:
 
     def failure(self) -> str:
         """Return the last attempt's error in a line; '' where there was none."""
-        with suppress(OSError):
-            return self.error.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        with suppress(OpenCILError):
+            return read_bytes(self.error, most=2**20).decode(errors="replace").partition("\n")[0]
         return ""
 
     # --- config ---
@@ -307,9 +308,19 @@ class RunFolder:
 
         Return its config.
         """
+        if differences := self.compare(spec):
+            lines = [f"\n  {key}: {before} in the stored run, {now} now" for key, before, now in differences]
+            raise BadInput(
+                f"{self.path} is a run with other values. The same command with --overwrite makes it again, "
+                f"with --runs OTHER-FOLDER it keeps both{''.join(lines)}"
+            )
+        return self.stored()
+
+    def compare(self, spec: RunSpec) -> list[tuple[str, str, str]]:
+        """Return the key of each value that its files were made with and a run has otherwise, and both."""
         stored = self.stored()
         if not stored or not any(self.path.glob("step*/*.safetensors")):  # nothing has been trained under it
-            return stored
+            return []
         both = [
             name
             for name in set(stored["detector"]) & set(spec.detectors)
@@ -319,17 +330,31 @@ class RunFolder:
             training_values(record) | flat({"detector": {name: record["detector"][name] for name in both}})
             for record in (stored, spec.record())
         )
-        differences = [
-            f"\n  {key}: {then.get(key, 'absent')!r} in the stored run, {now.get(key, 'absent')!r} now"
+        return [
+            (key, repr(then.get(key, "absent")), repr(now.get(key, "absent")))
             for key in sorted(then.keys() | now.keys())
             if then.get(key, ...) != now.get(key, ...) and now.get(key) != "compute"  # as in a dry run
         ]
-        if differences:
-            raise BadInput(
-                f"run {spec} exists with another config: use its values (--set), a label (--cil {spec.cil}"
-                f"@mine), another seed or --runs folder, or delete {self.path}{''.join(differences)}"
-            )
-        return stored
+
+    def overwrite(self, spec: RunSpec, whole: bool = False) -> bool:
+        """Delete the run if it was trained with other values, or ``whole``; return whether anything changes.
+
+        Of a detector with other values, the rows are made again.
+        """
+        differences = self.compare(spec)
+        with self.lock():
+            if whole or any(not key.startswith("detector.") for key, *_ in differences):
+                self.clear()
+            elif differences:
+                stored = self.stored()
+                self._write_config(stored | {"detector": stored["detector"] | spec.detectors})
+        return whole or bool(differences)
+
+    def clear(self) -> None:
+        """Delete all files of a locked run but its lock."""
+        for path in self.path.iterdir():
+            if path.name != ".lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def finished(self, spec: RunSpec) -> bool:
         """Return whether every step is trained, each on the one before, and measured with every detector.

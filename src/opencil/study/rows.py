@@ -18,7 +18,8 @@ COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
-_MOST, _LARGEST = 50_000_000, 1e100  # rows of a file, and a value whose square is finite
+#: Rows and bytes of a file, and a value whose square is finite.
+_MOST, _MOST_BYTES, _LARGEST = 50_000_000, 2**31, 1e100
 
 #: Schemas of tables where k is a number, and where k is a text.
 _NUMBERS = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
@@ -69,7 +70,7 @@ def find_wrong(rows: pd.DataFrame, shares: Iterable[str]) -> str:
 
 def read_table(path: Path, sha256: str | None) -> pa.Table:
     """Read a file's rows as an Arrow table: many tables are joined sooner than frames."""
-    content = read_bytes(path, sha256)
+    content = read_bytes(path, sha256, _MOST_BYTES)
     try:
         # Tables are small and many: a thread or a buffer for each takes longer than reading.
         with ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:

@@ -5,7 +5,7 @@ from typing import Any
 
 from opencil._version import __version__
 from opencil.config import dump_yaml
-from opencil.evaluation.metric import metric_of
+from opencil.evaluation.metric import KEPT, metric_of
 from opencil.files import checksum, size_in_words
 from opencil.report.results import count
 from opencil.report.tables import tables
@@ -27,7 +27,8 @@ def dataset_header(title: str, rows: str = "**/rows.parquet") -> dict[str, Any]:
 def dataset_card(study: Study, title: str) -> str:
     """Return the README of a folder of published rows: what they are, their tables, how to read them."""
     shown = "\n".join(table.markdown() for table in tables("main", study))
-    metrics = [f"- `{name}`: {metric_of(name).sentence}" for name in sorted(study.rows["metric"].unique())]
+    names = sorted({*study.rows["metric"]} - {*KEPT})
+    metrics = [f"- `{name}`: {metric_of(name).sentence}" for name in names]
     return f"""---
 {dump_yaml(dataset_header(title))}---
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencil.errors import OpenCILError
-from opencil.files import checksum, read_bytes
+from opencil.files import Damaged, checksum, read_bytes
 from opencil.report.averages import RUN, average_datasets, average_steps
 from opencil.report.layout import Block, Cell, Column, Table, words
 from opencil.runs.reading import read_study
@@ -45,6 +45,15 @@ class Checked:
 def check_submissions(folders: Sequence[Path]) -> list[Checked]:
     """Check submissions one by one, and name those that another submitter's rows reproduce."""
     found = [check_submission(folder) for folder in folders]
+    first: dict[str, tuple[set[str], str]] = {}
+    for one in found:
+        if one.description is None or one.problems:
+            continue
+        who = one.description["submitter"]
+        for images, digests in _digests(one.description["runs"]).items():
+            others, whose = first.setdefault(images, (digests, who)) if digests else (digests, who)
+            if others != digests:
+                one.notes.append(f"{images}: other images than those of {whose}")
     for one in found:
         for other in found:
             if not one.problems and not other.problems and (note := _compare(one, other)):
@@ -72,8 +81,11 @@ def check_submission(folder: Path) -> Checked:
         _compare_description(found, stated)
         found.problems += find_departures(found.study, stated["other_data"])
         _compare_scores(found, stated)
+    except Damaged as error:  # without the advice to run again
+        file = Path(str(error).partition(" cannot be used")[0]).name
+        found.problems.append(f"{file} cannot be used ({error.reason})")
     except OpenCILError as error:
-        found.problems.append(getattr(error, "reason", str(error)))
+        found.problems.append(str(error))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         found.problems.append(f"its files are not as 'opencil submit' writes them ({error!r})")
     return found
@@ -84,8 +96,8 @@ def _compare_description(found: Checked, stated: Description) -> None:
     described = describe(found.study)
     then, now = flat({name: stated["runs"][name] for name in described}), flat(described)
     found.problems += [
-        f"submission.json says {key} = {then.get(key, 'nothing')}, its rows and records say "
-        f"{now.get(key, 'nothing')}"
+        f"submission.json says {key} = {_shorten(then.get(key, 'nothing'))}, its rows and records say "
+        f"{_shorten(now.get(key, 'nothing'))}"
         for key in sorted(then.keys() | now.keys())
         if then.get(key, ...) != now.get(key, ...)
     ]
@@ -104,17 +116,29 @@ def _compare_description(found: Checked, stated: Description) -> None:
         found.notes.append(
             f"its rows were made by {len(sources)} versions of the source: {', '.join(sources)}"
         )
+    digests = _digests(described)
+    found.problems += [
+        f"{key}: runs have other images" for key, several in digests.items() if len(several) > 1
+    ]
+    if unknown := sorted(key for key, several in digests.items() if not several):
+        found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+
+
+def _shorten(value: object) -> str:
+    """Return a value as text, of a checksum its beginning."""
+    text = str(value)
+    return f"{text[:12]}…" if len(text) == 64 else text
+
+
+def _digests(described: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
+    """Return the known checksums of each set of images, by benchmark and set."""
     digests: dict[str, set[str]] = {}
     for name, run in described.items():
         benchmark = name.partition("/")[0]
         of_sets = {f"{benchmark}, {key}": digest for key, digest in run["data"].items()}
         for key, digest in {f"{benchmark}, images to train": run["images"], **of_sets}.items():
             digests.setdefault(key, set()).update({digest} - {""})
-    found.problems += [
-        f"{key}: runs have other images" for key, several in digests.items() if len(several) > 1
-    ]
-    if unknown := sorted(key for key, several in digests.items() if not several):
-        found.notes.append(f"its records have no checksum of {len(unknown)} sets of images")
+    return digests
 
 
 def _compare_scores(found: Checked, stated: Description) -> None:

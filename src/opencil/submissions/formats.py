@@ -73,7 +73,9 @@ def openood_files(study: Study) -> Iterator[tuple[str, str]]:
         lines.setdefault(outcome.benchmark, [_OPENOOD]).append(",".join(map(_plain, line)))
         for registry, name in ((LEARNERS, cil), (DETECTORS, detector)):
             paper = registry.entry(method(name)).paper if method(name) in registry.names() else None
-            papers |= {_plain(_title(registry, name)): paper.link} if paper else {}
+            # Their script needs a line of every post-processor, also of one without a paper.
+            if paper or registry is DETECTORS:
+                papers[_plain(_title(registry, name))] = paper.link if paper else ""
     for benchmark, text in lines.items():
         yield f"openood/results/{benchmark}.csv", "\n".join([*text, ""])
     if papers:
@@ -113,13 +115,12 @@ def hub_files(study: Study, about: Description, dataset: str) -> Iterator[tuple[
     """Yield ``eval.yaml`` of the dataset, and results for the repository of each model."""
     yield "huggingface/eval.yaml", benchmark_file(study)
     for outcome, cil, detector, cells in _pairs(study):
-        source = {"url": f"https://huggingface.co/datasets/{dataset}", "name": "OpenCIL"}
         entries = [
             {
                 "dataset": {"id": dataset, "task_id": task_name(outcome, name)},
                 "value": round(cell.value or 0.0, 2),
                 "date": about["date"],
-                "source": source,
+                "source": {"url": f"https://huggingface.co/datasets/{dataset}", "name": "OpenCIL"},
                 "evaluation_framework": "opencil",
                 "notes": f"{cil} with {detector}, {count(outcome.steps, 'step')}",
             }

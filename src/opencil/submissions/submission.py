@@ -11,6 +11,7 @@
         SHA256SUMS           checksums of all of these but the card
 """
 
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,9 +23,11 @@ from pydantic import Field
 from typing_extensions import TypedDict  # as pydantic needs it before Python 3.12
 
 from opencil._version import __version__
+from opencil.data.roles import ALL, OOD_ROLES
 from opencil.errors import BadInput, OpenCILError
 from opencil.files import checksum, damaged, read_bytes, read_json, write_bytes, write_json, write_text
 from opencil.plugins import list_imported
+from opencil.report.averages import average_datasets, average_steps
 from opencil.runs.reading import place_name, read_study
 from opencil.runs.state import open_run
 from opencil.runs.store import digest_values, find_runs
@@ -39,6 +42,9 @@ from opencil.validation import build
 SCHEMA = 1
 DESCRIPTION, SUMS = "submission.json", "SHA256SUMS"
 _COVERED = (DESCRIPTION, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.safetensors")
+#: The metrics whose means over sets and steps a submission states.
+_MEANS = ("accuracy", "auc", "fpr")
+_MOST_BYTES = 2**30  # of a file: a submission may be anyone's
 _ROW = ["step", "ood", "distance", "task", "metric"]
 Name = Annotated[str, Field(pattern=r"^\w[\w .@+-]{0,59}$")]
 
@@ -58,6 +64,11 @@ class Description(TypedDict):
 
 def describe_run(run: RunRecord, rows: pd.DataFrame) -> dict[str, Any]:
     """Return what a submission states of a run, all of it from its record and rows."""
+    means = average_steps(average_datasets(rows[rows["metric"].isin(_MEANS)]))
+    means = means[means["place"].isin(["", *OOD_ROLES, ALL])]
+    figures: dict[str, dict[str, float]] = {}
+    for name, metric, place, value in means[["detector", "metric", "place", "value"]].to_numpy().tolist():
+        figures.setdefault(name, {})[f"{metric} {place}".strip()] = round(value, 6)
     made, config = run.get("made", []), run["config"]
     values = {key: value for key, value in config.items() if key not in ("place", "plugins")}
     return {
@@ -73,6 +84,7 @@ def describe_run(run: RunRecord, rows: pd.DataFrame) -> dict[str, Any]:
         "seconds": round(sum(sum(step.values()) for step in run["seconds"]), 1),
         "images": run.get("images", ""),
         "data": {f"{d['name']} {d['split']}": d.get("digest", "") for d in run["data"]},
+        "means": figures,
         "rows": {str(name): _digest_rows(part) for name, part in rows.groupby("detector")},
     }
 
@@ -133,20 +145,17 @@ def write_submission(
         study = select(study, finished(study))
     departures = [*study.problems, *find_departures(study, other_data)]
     if departures or not study.runs:
-        lines = departures or ["there is no finished run"]
-        raise BadInput("\n  ".join(["these runs cannot be submitted:", *lines]))
+        lines = _join_runs(departures) or ["there is no finished run"]
+        hint = "--only-finished leaves unfinished runs out, --other-data says which sets have other images"
+        raise BadInput("\n  ".join(["these runs cannot be submitted:", *lines, hint]))
     described = describe(study)
     texts = dict(_plugin_texts({k: v for run in described.values() for k, v in run["plugins"].items()}))
     if with_scores:
-        paths = {place_name(run.path.resolve()): run.path for source in sources for run in find_runs(source)}
-        for record in study.runs:
-            name = name_of(*identity(record))
-            run = open_run(paths[name], data_root, device)
-            for number in store_scores(folder, run, record):
-                yield f"{name}: scores of step {number} of {record['steps']}"
-            if problems := recompute(folder, record, rows_of(study, record)).problems:
-                hint = "compute them on the device that made the rows, or submit rows alone"
-                raise OpenCILError("\n  ".join([f"{name}: {hint}", *problems]))
+        try:
+            yield from _add_scores(study, sources, folder, data_root, device)
+        except BaseException:
+            shutil.rmtree(folder / "scores", ignore_errors=True)
+            raise
     if not in_place:
         write_study(study, folder)
     for file, text in texts.items():
@@ -167,6 +176,32 @@ def write_submission(
         write_text(folder / "README.md", dataset_card(study, f"{submitter}'s results"))
     seal(folder)
     yield f"{len(study.runs)} runs, {len(study.rows):,} rows: {folder}"
+
+
+def _join_runs(departures: Sequence[str]) -> list[str]:
+    """Return a line for each way to depart from a track, with the first of the runs that do."""
+    runs: dict[str, list[str]] = {}
+    for name, _, reason in (text.partition(": ") for text in departures):
+        runs.setdefault(reason, []).append(name)
+    more = {reason: f" and {len(names) - 1} more" * (len(names) > 1) for reason, names in runs.items()}
+    return [f"{names[0]}{more[reason]}: {reason}" for reason, names in runs.items()]
+
+
+def _add_scores(
+    study: Study, sources: Sequence[Path], folder: Path, data_root: str | None, device: str
+) -> Iterator[str]:
+    """Write the scores of all runs, which must lead to their rows; yield sentences on the progress."""
+    paths = {place_name(run.path.resolve()): run.path for source in sources for run in find_runs(source)}
+    for record in study.runs:
+        name = name_of(*identity(record))
+        if name not in paths:
+            raise BadInput(f"scores need the models of {name}: name the folder of runs, not published rows")
+        run = open_run(paths[name], data_root, device)
+        for number in store_scores(folder, run, record):
+            yield f"{name}: scores of step {number} of {record['steps']}"
+        if problems := recompute(folder, record, rows_of(study, record)).problems:
+            hint = "compute them on the device that made the rows, or submit rows alone"
+            raise OpenCILError("\n  ".join([f"{name}: {hint}", *problems]))
 
 
 def rows_of(study: Study, run: RunRecord) -> pd.DataFrame:
@@ -217,12 +252,12 @@ def compare_checksums(folder: Path) -> Iterator[str]:
             yield f"{name} is a link: a submission has plain files"
         elif name not in listed:
             yield f"{name} is there, and {SUMS} does not list it"
-        elif checksum(there[name].read_bytes()) != listed[name]:
+        elif checksum(read_bytes(there[name], most=_MOST_BYTES)) != listed[name]:
             yield f"{name} has another checksum than in {SUMS}"
 
 
 def _read_lines(path: Path) -> list[str]:
-    return read_bytes(path).decode(errors="replace").splitlines()
+    return read_bytes(path, most=_MOST_BYTES).decode(errors="replace").splitlines()
 
 
 def read_description(folder: Path) -> Description:

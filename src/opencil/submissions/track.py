@@ -21,7 +21,7 @@ from opencil.validation import plain
 #: The seeds of a track: a method has the first, the first two, or all.
 SEEDS = (0, 1, 2)
 #: The values of a benchmark that a track fixes.
-_FIXED = ("id", "near", "far", "image_size", "memory", "ood_order", "datasets")
+_FIXED = ("id", "near", "far", "image_size", "memory", "memory_per_class", "ood_order", "datasets")
 
 
 def find_departures(study: Study, other_data: Collection[str] = ()) -> list[str]:
@@ -83,8 +83,8 @@ def _compare_config(run: RunRecord, other_data: Collection[str]) -> Iterator[str
         return
     fixed, seeds = _track(benchmark)
     for key in _FIXED:
-        if ours[key] != fixed[key]:
-            yield f"benchmark.{key} is {ours[key]}, and the track's is {fixed[key]}"
+        if (is_ := ours.get(key)) != fixed[key]:
+            yield f"benchmark.{key} is {is_}, and the track's is {fixed[key]}"
     for key, value in seeds.items():
         if key != "runs" and config["seed"][key] != (expected := seed if value == "run" else value):
             yield f"seed.{key} is {config['seed'][key]}, and the track's is {expected}"
@@ -107,10 +107,16 @@ def _compare_config(run: RunRecord, other_data: Collection[str]) -> Iterator[str
 def _find_missing(run: RunRecord, rows: pd.DataFrame) -> Iterator[str]:
     """Yield the steps, sets and metrics that a run lacks, and those that it should not have."""
     benchmark, steps = run["config"]["benchmark"], range(1, (run["steps"] or 0) + 1)
-    behind = {"training": run["trained"], **run["detectors"]}
-    for name, done in behind.items():
-        if done != len(steps):
-            yield f"{name} is unfinished: {done} of {len(steps)} steps"
+    behind: dict[int, list[str]] = {}
+    for name, done in {"training": run["trained"], **run["detectors"]}.items():
+        behind.setdefault(done, []).append(name)
+    for done in sorted(behind.keys() - {len(steps)}):
+        yield f"unfinished, with {done} of {len(steps)} steps: {', '.join(behind[done])}"
+    if (there := rows["step"].nunique()) < len(steps):  # also bounds what is compared below
+        yield f"it has rows of {there} of {len(steps)} steps"
+        return
+    if behind.keys() != {len(steps)}:
+        return
     roles = {name: role for role in ("near", "far") for name in benchmark[role]}
     accuracy = rows[(rows["detector"] == "") & (rows["metric"] == "accuracy") & (rows["ood"] == "")]
     wanted = {("", step, "", task, "accuracy") for step in steps for task in range(step + 1)}

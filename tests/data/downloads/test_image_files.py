@@ -1,4 +1,4 @@
-"""Trees of image files, list files, and the selection of Tiny-ImageNet."""
+"""Trees of image files, list files, and Tiny-ImageNet."""
 
 import os
 import zipfile
@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opencil.data.catalogue import TIN, ImageNet1k, ImageNetO, Places365, Texture
+from opencil.data.catalogue import TIN, ImageNet1k, ImageNetO, Places365, Texture, TinyImageNet
 from opencil.data.readers.image_files import (
+    annotated,
     read_class_folders,
     read_flat_folder,
     read_list,
@@ -21,6 +22,37 @@ from opencil.errors import BadInput
 
 Picture = Callable[..., Path]
 Tree = Callable[[Path, Mapping[str, int]], Path]
+
+# --- Tiny-ImageNet-200 -----------------------------------------------------------------------------
+
+
+def test_tiny_imagenet_has_the_same_classes_in_both_splits(
+    tree: Tree, picture: Picture, tmp_path: Path
+) -> None:
+    root = tmp_path / "tiny-imagenet-200"
+    tree(root / "train", {"n01/images": 2, "n02/images": 1})
+    for name in ("val_0.JPEG", "val_1.JPEG", "val_2.JPEG"):
+        picture(root / "val" / "images" / name)
+    (root / "val" / "val_annotations.txt").write_text(
+        "val_0.JPEG\tn02\t0\t1\t2\t3\nval_2.JPEG\tn01\t0\t1\t2\t3\n"
+    )
+    train, test = (
+        TinyImageNet().locate("tinyimagenet", split, tmp_path).source for split in ("train", "test")
+    )
+    assert train.classes == test.classes == ("n01", "n02")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1], [1, 0])
+    assert [path.name for path in test.paths] == ["val_0.JPEG", "val_2.JPEG"]
+
+
+@pytest.mark.parametrize(("text", "key"), [("val_9.JPEG\tn01\n", "val_9"), ("\nval_0.JPEG\n", "line 1")])
+def test_annotations_that_do_not_fit_are_refused(
+    tmp_path: Path, picture: Picture, text: str, key: str
+) -> None:
+    picture(tmp_path / "images" / "val_0.JPEG")
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(BadInput, match=key):
+        annotated("labels.txt").read(tmp_path)
+
 
 # --- folders ---------------------------------------------------------------------------------------
 

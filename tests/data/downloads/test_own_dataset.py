@@ -12,6 +12,8 @@ from opencil.data.streamed import StreamedImages
 from opencil.data.transforms import Transform, statistics
 from opencil.errors import BadInput
 from opencil.runs.loading import load
+from opencil.runs.outlook import measure, outlook
+from opencil.runs.spec import plan
 
 Picture = Callable[..., Path]
 Tree = Callable[[Path, Mapping[str, int]], Path]
@@ -89,6 +91,52 @@ def test_stores_give_the_same_rows_and_other_images_are_refused(root: Path, pict
         list(opencil.execute(config(root, YML, f"place.runs={root / 'resident'}")))
 
 
+def test_class_folders_alone_are_split_by_a_recorded_seed(root: Path, tree: Tree) -> None:
+    tree(root / "all", {"crow": 9, "jay": 2, "owl": 10, "tit": 20})
+    text = YML.replace("{path: birds, train: train, test: test}", "{path: all}")
+
+    def parts(*settings: str) -> tuple[list[str], list[str]]:
+        own = config(root, text, *settings).benchmark.datasets["birds"]
+        found = [own.locate("birds", split, root).source for split in ("train", "test")]
+        return tuple([f"{path.parent.name}/{path.name}" for path in part.paths] for part in found)
+
+    train, test = parts()
+    assert not {*train} & {*test}
+    assert len({*train, *test}) == 41
+    assert [sum(name.startswith(c) for name in test) for c in ("crow", "jay", "owl", "tit")] == [2, 1, 2, 4]
+    assert parts() == (train, test)
+    assert parts("benchmark.datasets.birds.split={seed: 1}")[1] != test
+    assert len(parts("benchmark.datasets.birds.split={share: 0.5}")[1]) == 4 + 1 + 5 + 10
+    tree(root / "all", {"auk": 3})
+    assert [name for name in parts()[1] if not name.startswith("auk")] == test, "others stay as they were"
+    (spec,) = plan(config(root, text))
+    record = spec.record()["benchmark"]["datasets"]
+    assert record["birds"]["split"] == {"share": 0.2, "seed": 0}
+    assert "split" not in record["other-birds"], "as an OOD set all images are for testing"
+    assert len(load(config(root, text)).train) == 34
+    tree(root / "all", {"emu": 1})
+    with pytest.raises(BadInput, match=r"'emu' .* 1 image"):
+        load(config(root, text))
+
+
+def test_a_class_more_than_a_finished_run_has_learned_is_noticed(root: Path, tree: Tree) -> None:
+    def made(overwrite: bool = False) -> opencil.Results:
+        return opencil.run(config(root), overwrite=overwrite)
+
+    assert len(made().runs[0].stream) == 2
+    for part in ("train", "test"):
+        tree(root / "birds" / part, {"wren": 2})
+    for _ in range(2):
+        with pytest.raises(BadInput, match="4 classes, and 'birds' has 5 now"):
+            made()
+        with pytest.raises(BadInput, match="--overwrite"):
+            outlook(config(root))
+    assert len(made(overwrite=True).runs[0].stream) == 3
+    assert outlook(config(root)).done == 1
+    ahead = measure(config(root, YML, "seed.runs=1"), outlook(config(root, YML, "seed.runs=1")))
+    assert ahead.training, "by the images that are there"
+
+
 def test_statistics_are_the_plain_ones(root: Path) -> None:
     train = load(config(root)).train
     pixels = torch.cat(list(train.batches(torch.arange(16), 3))).double() / 255
@@ -111,6 +159,7 @@ def test_statistics_are_the_plain_ones(root: Path) -> None:
         ("benchmark.datasets.birds.paht=x", "benchmark.datasets.birds.paht"),
         ("benchmark.datasets.birds.layout=tree", "benchmark.datasets.birds.layout"),
         ("benchmark.datasets.birds.train=null", "'birds'"),
+        ("benchmark.datasets.birds.split={seed: 1}", "benchmark.datasets.birds.split"),
         ("benchmark.datasets.cifar10={path: x}", "'cifar10'"),
         ("benchmark.datasets.Birds={path: x}", "benchmark.datasets.Birds"),
         ("benchmark.near=[other-brids]", "'other-birds'"),

@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler, normalize
 from torch import Tensor, nn
 
 from opencil import BadInput, Outputs, create_detector
+from tests.cil.common import naive_fecam
 
 Array = np.ndarray[Any, Any]
 CLASSES, WIDTH = 6, 16
@@ -99,6 +100,14 @@ def test_mahalanobis(setup: Outputs, test: Outputs, name: str) -> None:
         own = min(distance(x, mean, precision) for mean in means)
         expected.append((distance(x, background[0], flat) if name.startswith("relative") else 0) - own)
     close(create_detector(name).fit(setup.features, labels=setup.labels).score(test.features), expected)
+
+
+def test_fecam_distance(setup: Outputs, test: Outputs) -> None:
+    assert setup.labels is not None
+    features = [setup.features[setup.labels == c] for c in range(CLASSES)]
+    expected = [-min(naive_fecam(features, x)) for x in wide(test.features)]
+    found = create_detector("fecam-distance").fit(setup).score(test)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-3)
 
 
 def test_she(setup: Outputs, test: Outputs) -> None:

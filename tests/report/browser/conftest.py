@@ -236,7 +236,7 @@ class PageBrowser(Browser):
                 URL.createObjectURL = (blob) => {{ blob.text().then(done, failed); return "blob:none"; }};
                 HTMLAnchorElement.prototype.click = () => {{}};
                 const buttons = [...document.querySelectorAll({json.dumps(place)} + " .saving button")];
-                buttons.find((button) => button.innerText === {form!r}).click();
+                buttons.find((button) => button.textContent === {form!r}).click();
             }}).finally(() => {{
                 URL.createObjectURL = kept;
                 HTMLAnchorElement.prototype.click = click;

@@ -27,14 +27,15 @@ def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record:
     head, *lines = csv.reader(io.StringIO(browser.saved("#leaderboard", "CSV")))
     assert head == [
         "#", "CIL", "Detector", "AUC↑", "AUC↑ std", "FPR↓", "FPR↓ std", "AP↑", "AP↑ std", "Accuracy↑",
-        "Accuracy↑ std",
+        "Accuracy↑ std", "seeds",
     ]  # fmt: skip
     shown = browser.board()
     assert {line[2] for line in lines} == {ODD, "energy"}
     assert {line[1] for line in lines} == {"'=icarl"}, "what a spreadsheet would take for a formula"
     assert [[n, cil.removeprefix("'"), d] for n, cil, d, *_ in lines] == [line[:3] for line in shown]
     for saved, seen in zip(lines, shown, strict=True):
-        numbers = [f"{float(text):.2f}" for text in saved[3:]]
+        assert saved[-1] == "3 of 3"
+        numbers = [f"{float(text):.2f}" for text in saved[3:-1]]
         assert numbers == [part for cell in seen[3:] for part in cell.split(" ± ")]
 
 
@@ -43,7 +44,7 @@ def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: 
     tables = statistics_tables(study)
     browser = show(study.rows, study.runs, tables=tables)
     assert browser.evaluate(
-        "[...document.querySelectorAll('#made-tables summary')].map(s => s.innerText)"
+        "[...document.querySelectorAll('#made-tables summary')].map(s => s.textContent)"
     ) == [table.title for table in tables]
     cells = "[...document.querySelectorAll('#made-tables table')[0].tBodies[0].rows]"
     shown = browser.evaluate(f"{cells}.map(r => [...r.cells].map(c => c.textContent))")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from opencil.data.images import Split
 from opencil.data.readers.source import LARGEST_FILE, SUFFIXES, FileSource, Layout
 from opencil.errors import BadInput
 
@@ -66,6 +67,22 @@ def read_class_folders(folder: Path) -> FileSource:
     return FileSource(labels, tuple(names), [path for paths in images for path in paths])
 
 
+def read_part(folder: Path, part: Split, share: float, seed: int) -> FileSource:
+    """Read the training or the test images of a folder per class; ``share`` of each class are for testing.
+
+    They are drawn by the seed and the class's name, so another class changes nothing for the others.
+    """
+    source, rows = read_class_folders(folder), list[int]()
+    for label, name in enumerate(source.classes):
+        own = np.flatnonzero(source.labels == label)
+        if len(own) < 2:
+            raise BadInput(f"class {name!r} of {folder} has 1 image: to be split it needs 2 or more")
+        held_out = min(max(1, round(share * len(own))), len(own) - 1)
+        drawn = np.random.default_rng([seed, *os.fsencode(name)]).permutation(own)
+        rows += sorted((drawn[:held_out] if part == "test" else drawn[held_out:]).tolist())
+    return FileSource(source.labels[rows], source.classes, [source.paths[row] for row in rows])
+
+
 def read_flat_folder(folder: Path) -> FileSource:
     """Read all images in a folder and below it as a single class."""
     paths = list(find_images(folder))
@@ -81,6 +98,27 @@ def folders(*names: str) -> Layout:
         return folder.is_dir() and bool(list_folder(folder)[0])
 
     return Layout("class folders", names, read_class_folders, fits, inside="/<class>/<image>")
+
+
+def annotated(annotations: str, *names: str) -> Layout:
+    """Return the layout of a folder ``images`` and a file whose lines begin with a name and its class."""
+
+    def read(folder: Path) -> FileSource:
+        path = folder / annotations
+        rows = [line.split() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        if bad := [number for number, row in enumerate(rows, 1) if len(row) < 2]:
+            raise BadInput(f"{path}, line {bad[0]}: the name of an image and its class are expected")
+        classes = tuple(sorted({name for _, name, *_ in rows}))
+        present = list_folder(folder / "images")[1]
+        if absent := [file for file, *_ in rows if file not in present]:
+            raise BadInput(f"{path} names {absent[0]!r}, which is not in {folder / 'images'}")
+        labels = np.array([classes.index(name) for _, name, *_ in rows], np.int64)
+        return FileSource(labels, classes, [folder / "images" / file for file, *_ in rows])
+
+    def fits(folder: Path) -> bool:
+        return (folder / annotations).is_file()
+
+    return Layout("annotated folder", names, read, fits, inside=f"/{annotations}")
 
 
 def flat(*names: str) -> Layout:

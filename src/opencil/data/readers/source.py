@@ -35,18 +35,19 @@ class CorruptImage(BadInput):
     """An image cannot be decoded; the message names it."""
 
 
-def read_image(read: Callable[[], bytes], name: str) -> "Image.Image":
+def read_image(read: Callable[[], bytes], name: str, upright: bool = False) -> "Image.Image":
     """Decode the image file that ``read`` returns as RGB; errors call it ``name``.
 
-    An error of the disk or a missing permission does not make an image corrupt.
+    ``upright`` turns it as its EXIF data say. An error of the disk or a missing permission does not make an
+    image corrupt.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(read()), formats=_FORMATS) as image:
             _check_size(name, *image.size)
             image.load()
-            return _as_rgb(image)
+            return as_rgb(ImageOps.exif_transpose(image) if upright else image)
     except (MemoryError, CorruptImage):
         raise
     except Exception as error:  # Pillow's decoders raise many kinds of errors for broken files
@@ -61,7 +62,7 @@ def _check_size(name: str, width: int, height: int) -> None:
         raise CorruptImage(f"image {name} has {width} x {height} pixels, more than {LARGEST_IMAGE:,}")
 
 
-def _as_rgb(image: "Image.Image") -> "Image.Image":
+def as_rgb(image: "Image.Image") -> "Image.Image":
     """Convert any kind of image to RGB: repeat grey, drop transparency, keep the upper 8 of 16 bits."""
     from PIL import Image
 

@@ -33,6 +33,8 @@ class Combined(CarryingDetector):
     seed: Whole = 0
 
     setup_reads = frozenset({"features", "logits", "labels"})
+    #: With one covariance for all classes, which few images suffice for and which is quick to compute.
+    named = {"shared": {"density": "mahalanobis-pp"}}
 
     def __post_init__(self) -> None:
         density, logit = _create(self.density, "density"), _create(self.logit, "logit")
@@ -71,7 +73,9 @@ class Combined(CarryingDetector):
         return ((self._both(outputs) - self._mean) / self._spread).sum(dim=1)
 
     def _both(self, outputs: Outputs) -> Tensor:
-        return torch.stack([self._density.scores(outputs), self._logit.scores(outputs)], dim=1)
+        density, logit = self._density.scores(outputs), self._logit.scores(outputs)
+        wide = torch.promote_types(density.dtype, logit.dtype)  # by name: ONNX promotes nothing
+        return torch.stack([density.to(wide), logit.to(wide)], dim=1)
 
     def _hold_out(self, outputs: Outputs) -> Tensor:
         """Return whether each sample is held out: of every class a share, and not all."""

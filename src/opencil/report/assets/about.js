@@ -1,22 +1,22 @@
-// Terms for visitors, of the present selection; environments, differences, metrics.
+// What the page is about, with its terms as tips; environments, differences, metrics.
 
-function showTerms(view) {
-  const { group } = view;
+function showTerms({ group }) {
   const named = (distance) => Object.keys(group.sets).filter((name) => group.sets[name] === distance).join(", ");
   const k = typeof group.k === "number" ? `${group.k} new classes at each`
     : `${group.k}: so many classes at the first, and at each after it`;
-  const terms = [
-    ["Step and k", `The model learns in ${plural(group.planned, "step")}, k = ${k}.`],
-    ["Near OOD", "Sets that resemble what is learned, so that they are hard to tell apart", named("near")],
-    ["Far OOD", "Sets that look like something else", named("far")],
-    ["Shifted", "Images of learned classes, spoilt: they should still be known", named("shifted")],
-    ["Future", "Test images of classes that later steps bring, in no average with other sets", named("future")],
-    [label(view.metric), definition(view.metric).slice(label(view.metric).length + 2)],
-  ];
+  const kinds = [
+    ["near", "Near OOD: sets that resemble what is learned, so that they are hard to tell apart", named("near")],
+    ["far", "Far OOD: sets that look like something else", named("far")],
+    ["shifted", "Images of learned classes, spoilt: they should still be known", named("shifted")],
+    ["future", "Test images of classes that later steps bring, in no average with other sets", named("future")],
+  ].filter(([, , sets]) => sets).map(([word, text, sets]) => [word, `${text}: ${sets}.`]);
   $("terms").replaceChildren(
-    ...terms.filter(([, , sets]) => sets !== "").map(([term, text, sets]) =>
-      el("div", {}, el("dt", {}, term), el("dd", {}, sets ? `${text}: ${sets}.` : text)),
-    ),
+    "A ", term("CIL", "Class-incremental learning."), " model learns ",
+    term("k classes", `The model learns in ${plural(group.planned, "step")}, k = ${k}.`),
+    " at a time. A detector scores images, to tell those of learned classes from ",
+    term("OOD", "Out-of-distribution: images of no learned class."), " images",
+    ...(kinds.length ? [" (", ...kinds.flatMap((kind, i) => [i ? ", " : "", term(...kind)]), ")"] : [""]),
+    ", after every step.",
   );
 }
 

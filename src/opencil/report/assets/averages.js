@@ -3,7 +3,7 @@
 // Steps that a metric has at a place: after the last step there are no later classes.
 const needed = ({ group, place }, metric) =>
   (group.needed[metric] ?? group.planned) - (place === "future" && metric in group.needed ? 1 : 0);
-const NONE = { mean: null, std: null, steps: 0, lacking: "", points: [] };
+const NONE = { mean: null, std: null, steps: 0, seeds: 0, lacking: "", points: [] };
 // The average of a detector on a CIL model; without a detector, of the model itself.
 function averageOf(view, metric, c, d = "") {
   const { group } = view;
@@ -15,22 +15,28 @@ function averageOf(view, metric, c, d = "") {
   const all = needed(view, metric);
   const lacking = steps < all ? `${steps}/${all} steps`
     : seeds < view.seeds.length ? `${seeds}/${view.seeds.length} seeds` : "";
-  return { mean, std, steps, lacking, points: means.map((m, t) => ({ mean: m, std: deviations?.[t] ?? null })) };
+  const points = means.map((m, t) => ({ mean: m, std: deviations?.[t] ?? null }));
+  return { mean, std, steps, seeds, lacking, points };
 }
 const lower = (metric) => data.metrics[metric].lower;
 const label = (metric) => data.metrics[metric].label;
 const definition = (metric) => `${label(metric)}: ${data.metrics[metric].definition}`;
 const arrow = (metric) => label(metric) + (lower(metric) ? "↓" : "↑"); // which way is better
 const percent = (value) => (value === null ? "–" : value.toFixed(2));
-const isWhole = (found, view, metric) => found.mean !== null && found.steps >= needed(view, metric);
-// Values that look alike share a place, after which the next one comes, or the mean of their ranks: 1, 1, 2 are
-// places, 1.5, 1.5, 3 ranks.
+const isWhole = (found, view, metric) =>
+  found.mean !== null && found.steps >= needed(view, metric) && found.seeds >= view.most;
+const seedsText = (view, ones) => {
+  const counts = ones.map((one) => one.seeds).filter(Boolean);
+  const ends = unique([Math.min(...counts), Math.max(...counts)]);
+  return counts.length ? `${ends.join(" to ")} of ${view.group.seeds.length}` : "";
+};
+// Values that look alike share a place, after which the next one comes, or a rank: 1, 1, 2 are places, 1, 1, 3 ranks.
 const ordered = (values, metric) => values.map(percent).sort((a, b) => (lower(metric) ? a - b : b - a));
 const placesOf = (values, metric) =>
   new Map(unique(ordered(values, metric)).map((text, i) => [text, i + 1]));
 function ranksOf(values, metric) {
   const order = ordered(values, metric);
-  return new Map(order.map((text) => [text, (order.indexOf(text) + order.lastIndexOf(text)) / 2 + 1]));
+  return new Map(order.map((text) => [text, order.indexOf(text) + 1]));
 }
 function cell(found, marked = true) {
   if (found.mean === null) return ["–"];

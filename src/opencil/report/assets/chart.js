@@ -10,15 +10,16 @@ function drawn(view, board) {
   const { group } = view;
   const ticked = board.found.filter((line) => state.on.includes(line.key));
   const chosen = ticked.length ? ticked : board.found.slice(0, LINES);
-  const shared = KINDS.filter((kind) => unique(chosen.map((line) => line[kind])).length === 1);
+  const kinds = kindsOf(view);
+  const shared = kinds.filter((kind) => unique(chosen.map((line) => line[kind])).length === 1);
   const common = shared.length === 1 ? shared[0] : ""; // the heading has it, so no line needs it
   const name = (line) =>
-    KINDS.filter((kind) => kind !== common).map((kind) => titled(kind, line[kind])).join(" · ");
+    kinds.filter((kind) => kind !== common || kinds.length === 1).map((kind) => titled(kind, line[kind])).join(" · ");
   const curves = chosen.map((line, i) => ({
     name: name(line), look: i + 1, mark: MARKS[i % MARKS.length],
     points: line.value.points, whole: line.value,
   }));
-  if (state.accuracy) {
+  if (state.accuracy && !view.ofModel) {
     for (const c of unique(chosen.map((line) => line.c))) {
       const whole = averageOf(view, "accuracy", c);
       curves.push({
@@ -45,7 +46,7 @@ function showChart(view, board) {
   const { curves, ticked, common } = drawn(view, board);
   $("chart-title").textContent = `${label(view.metric)} per step${common}`;
   const which = ticked ? "the baselines that are ticked" : "the first of the table: tick others there";
-  $("chart-hint").textContent = `Percent, ${setsText()}; ${which}.`;
+  $("chart-hint").textContent = `Percent${view.ofModel ? "" : `, ${setsText()}`}; ${which}.`;
   const limits = curves.flatMap((c) => c.points.filter((p) => p.mean !== null).flatMap(reach));
   if (!limits.length) {
     $("chart").replaceChildren(el("p", { class: "note" }, "No values here."));
@@ -143,6 +144,7 @@ function showLegend(curves, t, numbers) {
       el("span", {}, cell(value(c))),
     ),
   );
-  const when = t === null ? "mean over steps" : `step ${numbers[t]}`;
+  const whole = state.metric === "forgetting" ? "after the last step" : "mean over steps";
+  const when = t === null ? whole : `step ${numbers[t]}`;
   $("legend").replaceChildren(el("li", { class: "when" }, when), ...items);
 }

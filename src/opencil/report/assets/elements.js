@@ -3,7 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const data = await unpack($("data").textContent);
-data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a detector
+data.groups = data.groups.filter((group) => Object.keys(group.baselines).length); // groups with a value
+const phone = matchMedia("(max-width: 560px)");
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();

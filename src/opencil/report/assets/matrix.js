@@ -1,4 +1,4 @@
-// Detectors by CIL models, coloured by rank: each column has its own.
+// Detectors by CIL models, coloured by rank: each column has its own, and sorts the rows.
 
 const WIDE = 8; // columns that have room for deviations
 const MARKED = [null, "best", "second", "third"];
@@ -18,17 +18,26 @@ function table(view) {
 function showMatrix(view) {
   const { group, metric } = view;
   const values = table(view);
-  const shown = (i) => view.detectors.some((d) => view.found(view.cils[i], d));
-  const at = view.cils.map((_, i) => i).filter(shown); // columns
+  $("matrix").hidden = view.ofModel;
+  if (view.ofModel) return;
+  const shown = (i, j) => view.found(view.cils[i], view.detectors[j]) && values[j][i].mean !== null
+    && (values[j][i].seeds >= view.most || view.asked(view.cils[i], view.detectors[j]));
+  const at = view.cils.map((_, i) => i).filter((i) => view.detectors.some((_, j) => shown(i, j))); // columns
   const cils = at.map((i) => view.cils[i]);
   const accuracy = cils.map((c) => averageOf(view, "accuracy", c));
   const row = (d, j) => ({ d, name: group.detectors[d].name, cells: at.map((i) => values[j][i]) });
-  const every = view.detectors.map(row).filter(({ d }) => cils.some((c) => view.found(c, d)));
-  const members = unique(every.map(({ d }) => group.detectors[d].family)).map((family) => ({
-    family, open: !state.folded.includes(family),
-    rows: every.filter(({ d }) => group.detectors[d].family === family),
-  }));
+  const every = view.detectors.map(row).filter((_, j) => at.some((i) => shown(i, j)));
+  const by = cils.findIndex((c) => group.cils[c].name === state.by); // the column that sorts, if any
+  const [sign, key] = [lower(metric) ? 1 : -1, ({ cells }) => cells[by].mean ?? -sign * Infinity];
+  const late = ({ cells }) => cells[by].seeds < view.most;
+  const members = by >= 0
+    ? [{ open: true, rows: every.sort((a, b) => late(a) - late(b) || sign * (key(a) - key(b))) }]
+    : unique(every.map(({ d }) => group.detectors[d].family)).map((family) => ({
+      family, open: !state.folded.includes(family),
+      rows: every.filter(({ d }) => group.detectors[d].family === family),
+    }));
   const rows = members.map(({ family, open, rows: inside }) => {
+    if (!family) return inside.map(matrixRow);
     const turn = () => {
       state.folded = open ? [...state.folded, family] : state.folded.filter((one) => one !== family);
       show();
@@ -41,11 +50,25 @@ function showMatrix(view) {
     const head = el("th", { scope: "rowgroup", colspan: cils.length + 1 }, fold);
     return [el("tr", { class: "family" }, head), open ? inside.map(matrixRow) : []];
   });
-  const heads = cils.map((c) =>
-    el("th", { scope: "col", class: "number" }, methodName("cil", group.cils[c].name)));
+  const head = (name, text, tip, look) => {
+    const turn = () => {
+      state.by = name;
+      show();
+      $("grid").querySelector(`th[data-by="${CSS.escape(name)}"] button`).focus();
+    };
+    return el(
+      "th", {
+        scope: "col", class: look, "data-by": name,
+        "aria-sort": name && name === state.by ? (sign > 0 ? "ascending" : "descending") : null,
+      },
+      el("button", { type: "button", onclick: turn, "data-tip": tip || null }, text),
+    );
+  };
+  const heads = cils.map((c) => group.cils[c].name)
+    .map((name) => head(name, titled("cil", name), tipOf("cil", name), "number"));
   const models = accuracy.map((one) => el("td", { class: "number" }, cell(one)));
   $("grid").replaceChildren(
-    el("thead", {}, el("tr", {}, el("td"), heads)),
+    el("thead", {}, el("tr", {}, head("", "Detector", "Sort by family, as in the paper."), heads)),
     el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), models), rows),
   );
   const dense = cils.length > WIDE;
@@ -54,25 +77,29 @@ function showMatrix(view) {
     ? "A name with @ is its method under other values, and has no place. " : "";
   const deviations = dense && view.seeds.length > 1 ? "Deviations: point at a value, or save the table. " : "";
   $("matrix-hint").replaceChildren(
-    `${arrow(metric)}, ${basis(view)}. The stronger the colour, the better the place in its column: `,
+    term(arrow(metric), definition(metric)),
+    `, ${basis(view)}. The stronger the colour, the better the place in its column: `,
     el("span", { class: "best" }, "best"), ", ", el("span", { class: "second" }, "second"), ", ",
-    el("span", { class: "third" }, "third"), `. ${variants}${deviations}It answers to the selection above.`,
+    el("span", { class: "third" }, "third"), `. A CIL method's name sorts by it. ${variants}${deviations}`,
   );
   $("matrix-saving").replaceChildren(saving(() => ({
     name: `matrix-${metric}-${group.benchmark}-k${group.k}`,
     title: `${group.benchmark}, ${group.k} classes per step: ${label(metric)} of detectors on CIL models`,
-    columns: [{ text: "detector", label: true }, ...cils.map((c) => ({ text: group.cils[c].name }))],
+    columns: [
+      { text: "detector", label: true }, ...cils.map((c) => ({ text: group.cils[c].name })), { text: "seeds" },
+    ],
     lines: [
       ["accuracy of the model", ...accuracy],
       ...members.filter(({ open }) => open).flatMap((part) => part.rows.map((r) => [r.name, ...r.cells])),
-    ],
+    ].map((line) => [...line, seedsText(view, line.slice(1))]),
     notes: [`${basis(view)}.`, ...[oneSeed(view.seeds.length)].filter(Boolean), definition(metric)],
     missing: view.group.missing,
   })));
 }
 function matrixRow({ name, cells }) {
   const made = cells.map((one) => {
-    const td = el("td", { class: "number", title: one.std === null ? null : textOf(one) });
+    const look = one.lacking ? "number few" : "number";
+    const td = el("td", { class: look, title: one.std === null ? null : textOf(one) });
     if (one.shade !== null) td.style.setProperty("--strength", (0.03 + 0.32 * one.shade).toFixed(3));
     const [value, ...rest] = cell(one);
     return fill(td, {}, [el("span", { class: MARKED[one.rank] ?? null }, value), ...rest]);

@@ -19,6 +19,7 @@ function methodName(kind, name, stop = true) {
   const attributes = { class: "method", "data-tip": tipOf(kind, name) || null, ...linked };
   return el(href ? "a" : "span", attributes, titled(kind, name));
 }
+const term = (word, tip) => el("span", { class: "term", tabindex: "0", "data-tip": tip }, word);
 function showMethods() {
   const row = (kind, name) => {
     const about = aboutOf(kind, name);

@@ -2,7 +2,7 @@
 
 function show() {
   if (!data.groups.length) { // no detector has been evaluated
-    for (const id of ["leaderboard", "matrix", "methods", "figures"]) $(id).hidden = true;
+    for (const id of ["answer", "leaderboard", "matrix", "methods", "figures"]) $(id).hidden = true;
     keep();
     return;
   }
@@ -11,10 +11,12 @@ function show() {
   state.on = state.on.slice(0, MOST);
   showChart(view, board); // it asks for its width, which is quick as long as nothing has changed
   showTerms(view);
+  showAnswer(view);
   showBoard(view, board);
   showMatrix(view);
   showFigures(view);
   $("with-accuracy").checked = Boolean(state.accuracy);
+  $("with-accuracy").parentNode.hidden = view.ofModel;
   keep();
 }
 function paint() {
@@ -36,10 +38,20 @@ $("theme").addEventListener("click", () => {
   keep();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+function fold() { // a phone shows the headings of long parts
+  for (const part of document.querySelectorAll("details.fold")) {
+    part.open = part.id === "choices" || part.dataset.long ? !phone.matches : false;
+  }
+}
+phone.addEventListener("change", () => {
+  if (!phone.matches) $("choices").open = true; // a wide page has no heading to open it by
+  show();
+});
 for (const link of document.querySelectorAll('nav a, a.skip')) {
   link.addEventListener("click", (event) => { // the address holds the selection: scroll without it
     event.preventDefault();
     const goal = $(link.getAttribute("href").slice(1));
+    for (const part of goal.querySelectorAll(":scope > details.fold")) part.open = true;
     goal.scrollIntoView();
     goal.focus({ preventScroll: true });
   });
@@ -49,6 +61,7 @@ new ResizeObserver(() => { if (drawnAt !== $("chart").clientWidth) show(); }).ob
 addEventListener("hashchange", () => { load(); paint(); show(); });
 load();
 paint();
+fold();
 show();
 showRuns();
 showMethods();

@@ -12,7 +12,8 @@ function stateOf(run) {
   return run.trained || evaluated(run) ? "going" : "waiting";
 }
 const STATES = {
-  done: "done", going: "under way", waiting: "no step yet", failed: "failed", damaged: "damaged",
+  done: "done", going: data.refresh ? "under way" : "not finished", waiting: "no step yet", failed: "failed",
+  damaged: "damaged",
 };
 function meter(done, all) {
   const bar = el("i");
@@ -44,6 +45,9 @@ function showRuns() {
     ...refreshing(),
     ...data.problems.map((text) => el("p", { class: "problem" }, `Damaged or lost, so left out: ${text}`)),
   );
+  if (data.refresh || data.problems.length || !data.groups.length) document.querySelector("main").prepend($("status"));
+  $("makers").replaceChildren(...unique(data.groups.flatMap((group) => group.makers.map((note) =>
+    `${group.benchmark}, k = ${group.k}: ${note}`))).map((note) => el("li", {}, note)));
   const rows = data.runs.map((run) => {
     const names = Object.keys(run.detectors);
     const missing = names.filter((name) => run.steps === null || run.detectors[name] < run.steps);

@@ -1,8 +1,8 @@
 // The selection. The address keeps it, so that a reload and a link show it again.
 
-const SINGLE = ["benchmark", "k", "metric", "ood", "seed"];
+const SINGLE = ["benchmark", "k", "model", "metric", "ood", "seed"];
 const SEVERAL = { cil: "CIL models", detector: "Detectors" }; // none chosen is all
-const WORDS = [...SINGLE, "find", "all", "variants", "sort", "up", "accuracy", "theme"];
+const WORDS = [...SINGLE, "find", "all", "variants", "few", "sort", "up", "by", "accuracy", "theme"];
 const LISTS = [...Object.keys(SEVERAL), "on", "folded"]; // lines on the chart, families that are folded away
 const state = {};
 function load() {
@@ -86,11 +86,12 @@ function several(name, choices, all) {
     : few ? state[name].map((value) => text.get(value)).join(", ")
       : `${state[name].length} of ${items.length}`;
 }
-filters.addEventListener("change", ({ target }) => {
+document.addEventListener("change", ({ target }) => {
+  if (target.form !== filters) return; // some of its fields are beside it
   if (target.name in SEVERAL) {
     const others = state[target.name].filter((value) => value !== target.value);
     state[target.name] = target.checked ? [...others, target.value] : others;
-  } else if (target.name === "variants") state.variants = target.checked ? "yes" : "";
+  } else if (["variants", "few"].includes(target.name)) state[target.name] = target.checked ? "yes" : "";
   else if (target.name) state[target.name] = target.value;
   show();
 });
@@ -122,9 +123,10 @@ function choose() {
   const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
   options("k", same(here.map((g) => g.k)), String(whole.k));
   const group = here.find((g) => String(g.k) === state.k);
+  options("model", same(group.cils.map((c) => c.name), "cil"), bestModel(group));
   const metrics = Object.keys(data.metrics).filter((m) => m in group.baselines);
   options("metric", metrics.map((m) => [m, label(m)]));
-  const { shifted } = data.metrics[state.metric];
+  const { shifted, model: ofModel = false } = data.metrics[state.metric];
   options("ood", shifted ? group.shifted : group.places);
   options("seed", [["", `all (${group.seeds.length})`], ...(group.seeds.length > 1 ? same(group.seeds) : [])]);
   const parts = (list, key, kind) => unique(list.map((one) => one[key])).map((head) => ({
@@ -149,17 +151,32 @@ function choose() {
   const shown = (name, key, counts) => (one) =>
     state[name].includes(String(one.name ?? one))
     || (counts(one) && (!state[name].length || state[name].includes(`${key}:${one[key]}`)));
-  return {
+  const view = {
     group,
+    ofModel,
     metric: state.metric,
     place: state.ood,
     seed: state.seed,
     seeds: state.seed ? [Number(state.seed)] : group.seeds,
     found: (c, d) => words.every((word) => named(c, d).includes(word)), // places are among all chosen lines
-    cils: indices(group.cils, shown("cil", "", unfolded)),
+    // On a phone, one CIL model at a time.
+    cils: indices(group.cils, phone.matches && !ofModel ? (one) => one.name === state.model
+      : shown("cil", "", unfolded)),
     detectors: indices(group.detectors, shown("detector", "family", unfolded)),
-    columns: unique([state.metric, ...(shifted ? metrics : data.main)])
-      .filter((m) => metrics.includes(m) && data.metrics[m].shifted === shifted),
+    columns: unique([state.metric, ...(shifted || ofModel ? metrics : data.main)])
+      .filter((m) => metrics.includes(m) && data.metrics[m].shifted === shifted
+        && Boolean(data.metrics[m].model) === ofModel),
+    asked: (c, d) => state.few || state.cil.includes(group.cils[c].name)
+      || state.detector.includes(group.detectors[d]?.name),
   };
+  // Averages over fewer seeds than others have no rank, and are shown where they are asked for.
+  const counts = view.cils.flatMap((c) => (ofModel ? [undefined] : view.detectors)
+    .map((d) => averageOf(view, view.metric, c, d).seeds));
+  view.most = counts.reduce((most, one) => Math.max(most, one), 0);
+  const few = counts.filter((count) => count && count < view.most).length;
+  $("few").hidden = !few;
+  filters.elements.few.checked = Boolean(state.few);
+  $("few-text").textContent = `with ${few} on fewer seeds`;
+  return view;
 }
 const setsText = () => filters.elements.ood.selectedOptions[0]?.text ?? "";

@@ -1,0 +1,1 @@
+"""Learn classes, predict "unknown", learn again, and deploy: the open-world classifier."""
