@@ -354,7 +354,7 @@ def pretrained() -> str:
         of = partial(mean, folder="pretrained", cil=cil)
         ours, theirs = of("accuracy"), INDEPENDENT.get(cil)
         beside = ["", ""] if theirs is None else [f"{theirs:.1f}", f"{ours - theirs:+.1f}"]
-        values = [of("accuracy", step=10), *(of("auc", d) for d in LOGIT_SCORES)]
+        values = [of("accuracy", step=10), *(of("auc", d, distance=("near", "far")) for d in LOGIT_SCORES)]
         stored = [f"{value:.1f}" for value in megabytes("pretrained", cil)]
         lines.append((ours, [title(cil), f"{ours:.2f}", *beside, *(f"{v:.1f}" for v in values), *stored]))
     head = ["", "accuracy", "independent", "", "last step", *(POSTHOC[d] for d in LOGIT_SCORES)]
