@@ -120,8 +120,9 @@ def load(cls: type[Found], path: Path, runtime: "Runtime", device: str) -> Found
         TypeError,
     ) as error:
         raise BadInput(f"{path} is no classifier of this version: {one_line(error)}") from None
-    except NotImplementedError as error:  # of zipfile, for encrypted members and others
-        raise BadInput(f"{path} is no classifier: {one_line(error)}") from None
+    except (NotImplementedError, OSError) as error:  # of zipfile: encrypted members, places before the file
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be read as a classifier: {one_line(why)}") from None
 
 
 def _read(path: Path) -> tuple[Record, dict[str, Tensor]]:
