@@ -180,3 +180,12 @@ def test_reading_what_outputs_lack_is_refused() -> None:
         bare.linear()
     with pytest.raises(BadInput, match="not linear"):
         replace(bare, classify=lambda f: nn.functional.normalize(f, dim=1)).linear()
+
+
+@pytest.mark.parametrize("ending", [SystemExit, GeneratorExit])
+def test_an_exit_of_a_model_is_an_error(ending: type[BaseException]) -> None:
+    def leave(_: Tensor) -> Tensor:
+        raise ending
+
+    with pytest.raises(RuntimeError, match=ending.__name__):
+        forward(leave, torch.zeros(2, 3, 8, 8))

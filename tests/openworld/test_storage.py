@@ -148,6 +148,7 @@ def test_damaged_archives_are_refused(stored: Path, tmp_path: Path) -> None:
     cases: list[Callable[[], object]] = [
         lambda: bad.write_bytes(b"not a zip"),
         lambda: bad.write_bytes(content[: len(content) // 2]),
+        lambda: bad.write_bytes(content[100:]),
         lambda: bad.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]),
         lambda: archive_of(bad, {**members, "../../evil.py": b"x"}),
         lambda: archive_of(bad, {NAMES[0]: members[NAMES[0]], "../tensors.safetensors": members[NAMES[1]]}),

@@ -14,9 +14,9 @@ from opencil.data.foreign import ForeignImages, serve_images
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
 from opencil.engine.arithmetic import FULL
-from opencil.engine.ranks import current
+from opencil.engine.ranks import LostRank, current
 from opencil.engine.seeding import generator
-from opencil.errors import BadInput, not_allowed
+from opencil.errors import BadInput, no_exits, not_allowed
 from opencil.nets.model import Classifier
 from opencil.nets.wrap import LogitsAlone, as_classifier, describe
 
@@ -183,6 +183,7 @@ class Outputs:
         return found
 
 
+@no_exits(LostRank)
 def forward(
     model: Classifier | Callable[[Tensor], Any],
     images: Any,

@@ -70,6 +70,14 @@ def test_they_serve_as_id_and_ood(root: Path) -> None:
     assert len(load(config(root, absolute)).train) == 16
 
 
+def test_other_classes_in_training_and_test_images_are_refused_in_a_line(root: Path) -> None:
+    test = root / "birds" / "test"
+    (test / "owl").rename(test / "b\narn owl")
+    with pytest.raises(BadInput, match="the classes of 'birds'") as raised:
+        load(config(root))
+    assert "\n" not in str(raised.value)
+
+
 def test_stores_give_the_same_rows_and_other_images_are_refused(root: Path, picture: Picture) -> None:
     tables = []
     for store, workers in (("resident", 1), ("streamed", 3)):
