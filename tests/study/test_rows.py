@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from opencil.files import Damaged, DiskError
@@ -39,6 +43,19 @@ def test_other_tables_are_refused(tmp_path: Path, change: Callable[[pd.DataFrame
     change(table(10)).to_parquet(path := tmp_path / "a.parquet", index=False)
     with pytest.raises(Damaged, match=str(path)):
         read_tables([(path, None)])
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(100_000)])
+@pytest.mark.parametrize("name", ["cil", "task", "other"])
+def test_long_names_are_refused_before_they_stand_in_each_row(tmp_path: Path, kind: Any, name: str) -> None:
+    rows = 20_000
+    columns = {column: pa.array(values) for column, values in table(*[10] * rows).items()}
+    long = pa.DictionaryArray.from_arrays(np.zeros(rows, "int32"), pa.array([b"x" * 100_000], kind))
+    pq.write_table(pa.table({**columns, name: long}), path := tmp_path / "a.parquet", store_schema=False)
+    limit = pa.default_memory_pool().max_memory() + 2**28
+    with pytest.raises(Damaged):
+        read_tables([(path, None)])
+    assert pa.default_memory_pool().max_memory() < limit  # the names alone would take 2 GB
 
 
 def test_damaged_and_missing_tables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

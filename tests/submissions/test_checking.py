@@ -265,6 +265,27 @@ def test_scores_that_do_not_lead_to_the_rows_are_refused_and_removed(
     assert not any((tmp_path / "new").iterdir())
 
 
+def test_a_refused_submission_in_place_leaves_all_files_as_they_were(submitted: Path, finished: Path) -> None:
+    for folder, name, asked in (
+        (submitted, "Ada", True),
+        (submitted, "Ada <ada@example.org>", False),
+        (finished, "Ada", False),
+    ):
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(BadInput, match=r"name the folder of runs|letters, digits, spaces and \.@"):
+            list(write_submission([folder], folder, name, with_scores=asked))
+        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert check_submission(submitted).tier == "recomputable"
+
+
+@pytest.mark.parametrize("day", ["<b>2026-01-01</b>", "20260101", "2999-01-01", ""])
+def test_a_date_is_a_day_until_today(submitted: Path, day: str) -> None:
+    edit_json(submitted / "submission.json", lambda content: content.update(date=day))
+    seal(submitted)
+    (problem,) = check_submission(submitted).problems
+    assert "no day until today" in problem
+
+
 def test_what_departs_from_the_track_is_listed_once_and_nothing_is_written(
     tmp_path: Path, tiny: Callable[..., Any]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow.parquet import ParquetFile
 
 from opencil.data.roles import FUTURE, ROLES
@@ -18,8 +19,8 @@ COLUMNS = ["benchmark", "k", "cil", "seed", "step", "detector", "ood", "distance
 _TYPES = {"k": "int64", "seed": "int64", "step": "int64", "task": "int64", "value": "float64"}
 
 
-#: Rows and bytes of a file, and a value whose square is finite.
-_MOST, _MOST_BYTES, _LARGEST = 50_000_000, 2**31, 1e100
+#: Rows and bytes of a file, letters of a name, and a value whose square is finite.
+_MOST, _MOST_BYTES, _LONGEST, _LARGEST = 50_000_000, 2**31, 1000, 1e100
 
 #: Schemas of tables where k is a number, and where k is a text.
 _NUMBERS = pa.schema([(name, _TYPES.get(name, "large_string")) for name in COLUMNS])
@@ -73,13 +74,31 @@ def read_table(path: Path, sha256: str | None) -> pa.Table:
     content = read_bytes(path, sha256, _MOST_BYTES)
     try:
         # Tables are small and many: a thread or a buffer for each takes longer than reading.
-        with ParquetFile(pa.BufferReader(content), pre_buffer=False) as file:
+        with ParquetFile(pa.BufferReader(content), pre_buffer=False, read_dictionary=COLUMNS) as file:
             if file.metadata.num_rows > _MOST:
                 raise ValueError(f"it has more than {_MOST:,} rows")
+            _check_types(file.schema_arrow)
             table = file.read(use_threads=False)
+        _check_names(table)
         table = table.cast(_NUMBERS if pa.types.is_integer(table.schema.field("k").type) else _TEXTS)
         if any(column.null_count for column in table.columns):
             raise ValueError("values are missing in it")
     except (OSError, ValueError, KeyError, RecursionError, pa.ArrowException) as error:
         raise damaged(path, error) from None
     return table
+
+
+def _check_types(schema: pa.Schema) -> None:
+    """Refuse columns that are not rows', before they are read: few bytes of them may fill the memory."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_dictionary)
+    if schema.names != COLUMNS or not all(any(of(type) for of in kinds) for type in schema.types):
+        raise ValueError(f"its columns are not {', '.join(COLUMNS)}, of numbers and names")
+
+
+def _check_names(table: pa.Table) -> None:
+    """Refuse long names while they are stored once, and not yet in each of their rows."""
+    named = [column for column in table.columns if pa.types.is_dictionary(column.type)]
+    names = [chunk.dictionary for column in named for chunk in column.chunks if len(chunk.dictionary)]
+    longest = max((pc.max(pc.binary_length(part)).as_py() or 0 for part in names), default=0)
+    if longest > _LONGEST or longest * len(table) > _MOST_BYTES:
+        raise ValueError(f"it has a name of {longest:,} bytes, in {len(table):,} rows")

@@ -11,10 +11,11 @@
         SHA256SUMS           checksums of all of these but the card
 """
 
+import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,7 +47,7 @@ _COVERED = (DESCRIPTION, f"**/{ROWS}", f"**/{RUNS}", "plugins/*", "scores/**/*.s
 _MEANS = ("accuracy", "auc", "fpr")
 _MOST_BYTES = 2**30  # of a file: a submission may be anyone's
 _ROW = ["step", "ood", "distance", "task", "metric"]
-Name = Annotated[str, Field(pattern=r"^\w[\w .@+-]{0,59}$")]
+_NAME = r"^\w[\w .@+-]{0,59}$"
 
 
 class Description(TypedDict):
@@ -54,7 +55,7 @@ class Description(TypedDict):
 
     schema: int
     opencil: str
-    submitter: Name
+    submitter: Annotated[str, Field(pattern=_NAME)]
     date: str
     tier: Literal["rows only", "recomputable"]
     other_data: list[str]  #: sets whose images are not the track's
@@ -138,7 +139,16 @@ def write_submission(
 
     Nothing is written unless all runs are as their track asks. Rows that lie in ``folder`` stay as they are.
     """
-    study, in_place = read_study(*sources), [*sources] == [folder]
+    if not re.fullmatch(_NAME, submitter):
+        raise BadInput(
+            f"submitter {submitter!r} is no name for a board: letters, digits, spaces and .@+-, at most 60, "
+            "are expected, with a letter or digit first"
+        )
+    in_place = [*sources] == [folder]
+    if in_place and (with_scores or any(find_runs(folder))):
+        asked = "scores need models, and published rows have none" if with_scores else f"{folder} has runs"
+        raise BadInput(f"{asked}: name the folder of runs, and another for the submission")
+    study = read_study(*sources)
     if not in_place and folder.exists() and any(folder.iterdir()):
         raise BadInput(f"{folder} is not empty: name another folder for the submission")
     if only_finished:
@@ -150,16 +160,6 @@ def write_submission(
         raise BadInput("\n  ".join(["these runs cannot be submitted:", *lines, hint]))
     described = describe(study)
     texts = dict(_plugin_texts({k: v for run in described.values() for k, v in run["plugins"].items()}))
-    if with_scores:
-        try:
-            yield from _add_scores(study, sources, folder, data_root, device)
-        except BaseException:
-            shutil.rmtree(folder / "scores", ignore_errors=True)
-            raise
-    if not in_place:
-        write_study(study, folder)
-    for file, text in texts.items():
-        write_bytes(folder / "plugins" / file, text)
     content = Description(
         schema=SCHEMA,
         opencil=__version__,
@@ -171,6 +171,16 @@ def write_submission(
         runs=described,
     )
     build(Description, content, DESCRIPTION)
+    if with_scores:
+        try:
+            yield from _add_scores(study, sources, folder, data_root, device)
+        except BaseException:
+            shutil.rmtree(folder / "scores", ignore_errors=True)
+            raise
+    if not in_place:
+        write_study(study, folder)
+    for file, text in texts.items():
+        write_bytes(folder / "plugins" / file, text)
     write_json(folder / DESCRIPTION, dict(content))
     if not (folder / "README.md").exists():
         write_text(folder / "README.md", dataset_card(study, f"{submitter}'s results"))
@@ -268,4 +278,12 @@ def read_description(folder: Path) -> Description:
         raise damaged(path, f"it is not of schema {SCHEMA}")
     if problem := find_unshowable(content):
         raise damaged(path, problem)
-    return build(Description, content, DESCRIPTION)
+    stated = build(Description, content, DESCRIPTION)
+    try:
+        day = date.fromisoformat(stated["date"])
+    except ValueError:
+        day = date.max
+    # Clocks differ by time zone and a little.
+    if day.isoformat() != stated["date"] or day > datetime.now(UTC).date() + timedelta(days=1):
+        raise damaged(path, f"date {stated['date']!r} is no day until today, such as 2026-01-31")
+    return stated
