@@ -418,9 +418,9 @@ class StepOutputs:
     @cached_property
     def held_out(self) -> Tensor:
         """Draw ten test images of each new class, on which the paper's code sets some detectors up."""
-        test, labels = self.step.test, self.run.stream.test.labels.cpu()
-        order = test[torch.randperm(len(test), generator=self._numbers("validation"))]
-        return torch.cat([order[labels[order] == c][:10] for c in range(self.step.old, self.step.seen)])
+        test = self.step.test
+        labels = self.run.stream.test.labels.cpu()[test]
+        return draw_held_out(test, labels, self.run.spec.seeds.data_order, self.step)
 
     def _augmented_batch(self) -> Outputs:
         """Return the outputs of one random batch of train+, augmented as in training."""
@@ -436,3 +436,10 @@ class StepOutputs:
 
     def _numbers(self, purpose: str) -> torch.Generator:
         return generator(self.run.spec.seeds.data_order, purpose, self.step.number)
+
+
+def draw_held_out(test: Tensor, labels: Tensor, seed: int, step: Step) -> Tensor:
+    """Draw ten of some test images [N] for each new class of a step, by their labels [N]."""
+    order = torch.randperm(len(test), generator=generator(seed, "validation", step.number))
+    drawn = [order[labels[order] == c][:10] for c in range(step.old, step.seen)]
+    return test[torch.cat(drawn)]

@@ -2,27 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from opencil.errors import OpenCILError
+from opencil.errors import BadInput, OpenCILError
+from opencil.evaluation.metric import table_metrics
 from opencil.files import Damaged, checksum, read_bytes
 from opencil.report.averages import RUN, average_datasets, average_steps
 from opencil.report.layout import Block, Cell, Column, Table, words
-from opencil.runs.reading import read_study
 from opencil.runs.spec import training_values
-from opencil.study.records import identity, name_of
-from opencil.study.study import Study, together
-from opencil.submissions.scores import recompute
+from opencil.study.records import IDENTITY, RunRecord, identity, name_of
+from opencil.study.study import Study, published_below, read_published, together
+from opencil.submissions.scores import TOLERANCE, recompute
 from opencil.submissions.submission import (
     Description,
     compare_checksums,
     describe,
+    finished,
     read_description,
     rows_of,
     select,
 )
-from opencil.submissions.track import find_departures
+from opencil.submissions.track import find_departures, find_unmeasured
 from opencil.validation import flat
 
 #: Largest difference of a mean, in percent points, between a submission and one that reproduces it.
@@ -56,9 +59,8 @@ def check_submissions(folders: Sequence[Path]) -> list[Checked]:
                 one.notes.append(f"{images}: other images than those of {whose}")
     for one in found:
         for other in found:
-            if not one.problems and not other.problems and (note := _compare(one, other)):
-                one.notes.append(note)
-                one.tier = "reproduced"
+            if not one.problems and not other.problems:
+                _compare(one, other)
     return found
 
 
@@ -68,7 +70,7 @@ def check_submission(folder: Path) -> Checked:
     try:
         found.problems += compare_checksums(folder)
         found.description = stated = read_description(folder)
-        study = read_study(folder)
+        study = _read_published(found)
         found.problems += study.problems
         there = {name_of(*identity(run)) for run in study.runs}
         if lacking := sorted(stated["runs"].keys() - there):
@@ -77,18 +79,57 @@ def check_submission(folder: Path) -> Checked:
                 f"there are no records of {', '.join(lacking)}; not submitted are {', '.join(others)}"
             )
             found.problems += find_departures(study, stated["other_data"])
+        _compare_runs(found, study, stated)
         found.study = select(study, {name: run["rows"] for name, run in stated["runs"].items()})
         _compare_description(found, stated)
         found.problems += find_departures(found.study, stated["other_data"])
+        if unmeasured := find_unmeasured(found.study):
+            found.notes.append(f"none of its runs has rows of {', '.join(unmeasured)}")
         _compare_scores(found, stated)
     except Damaged as error:  # without the advice to run again
         file = Path(str(error).partition(" cannot be used")[0]).name
         found.problems.append(f"{file} cannot be used ({error.reason})")
     except OpenCILError as error:
         found.problems.append(str(error))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except Exception as error:  # a file may be anyone's; the other submissions are checked all the same
         found.problems.append(f"its files are not as 'opencil submit' writes them ({error!r})")
     return found
+
+
+def _read_published(found: Checked) -> Study:
+    """Read the published rows of a submission, which are what its checksums cover; name anything else."""
+    folder = found.folder
+    strange = {
+        p.parent for name in ("config.yml", "environment.json", "step.json") for p in folder.rglob(name)
+    }
+    for name in sorted(path.relative_to(folder).as_posix() for path in strange):
+        found.problems.append(f"{name} is a folder of a run: a submission has published rows")
+    if not (places := published_below(folder)):
+        raise BadInput("there are no published rows: 'opencil submit' writes rows.parquet and runs.json")
+    shares = ["accuracy", *table_metrics("all", "near-far", "extra")]
+    return together([read_published(place, shares) for place in places])
+
+
+def _compare_runs(found: Checked, study: Study, stated: Description) -> None:
+    """Name finished runs and detectors that the description leaves out, and times that cannot be."""
+    if not stated["runs"]:
+        found.problems.append("submission.json names no run")
+    done, named = finished(study), stated["runs"]
+    for run in study.runs:
+        name = name_of(*identity(run))
+        if name not in done:
+            if name not in named:
+                found.notes.append(f"{name} is unfinished, and not submitted")
+            continue
+        rows = named[name]["rows"] if name in named else {}
+        if left_out := sorted({*done[name]} - rows.keys()) if name in named else ["the run"]:
+            found.problems.append(
+                f"{name}: submission.json leaves out {', '.join(left_out)}, which is finished"
+            )
+        for maker in run.get("made", ()):
+            first, last = map(datetime.fromisoformat, (maker["first"], maker["last"]))
+            if first.tzinfo is None or last.tzinfo is None or first > last:
+                found.problems.append(f"{name}: its rows cannot be made from {first} to {last}")
 
 
 def _compare_description(found: Checked, stated: Description) -> None:
@@ -150,49 +191,71 @@ def _compare_scores(found: Checked, stated: Description) -> None:
         again = recompute(found.folder, run, rows_of(found.study, run))
         found.problems += [f"{name_of(*identity(run))}: {problem}" for problem in again.problems]
         compared, rows = compared + again.compared, rows + again.rows
+    if not compared:
+        found.problems.append("not one of its values follows from its scores")
+        return
     found.tier = "recomputable"
     found.notes.append(f"{compared:,} of {rows:,} values follow from its scores, and were computed again")
 
 
-def _compare(one: Checked, other: Checked) -> str:
-    """Return that another submitter's rows, of the same configs and made at another time, agree; or ''."""
+def _compare(one: Checked, other: Checked) -> None:
+    """Note that another submitter's later rows, of the same configs, agree with those of ``one``."""
     first, second = one.description, other.description
     if not first or not second or first["submitter"] == second["submitter"]:
-        return ""
-    theirs = {identity(run): run for run in other.study.runs}
+        return
+    theirs, later = {identity(run): run for run in other.study.runs}, True
     for run in one.study.runs:
         again = theirs.get(identity(run))
-        if again is None or again.get("made") == run.get("made"):
-            return ""
+        if again is None:
+            return
         detectors = [
             [each["config"]["detector"].get(name) for name in run["detectors"]] for each in (run, again)
         ]
         values = [training_values(each["config"]) for each in (run, again)]
         if detectors[0] != detectors[1] or values[0] != values[1]:
-            return ""
-    means = [
-        average_steps(average_datasets(rows[rows["metric"].isin(["accuracy", "auc"])]))
-        for rows in (one.study.rows, other.study.rows)
-    ]
+            return
+        later &= _made(run)[1] < _made(again)[0]
+    rows = [each.study.rows[each.study.rows["metric"].isin(["accuracy", "auc"])] for each in (one, other)]
+    keys = [*IDENTITY, "step", "detector", "ood", "task", "metric"]
+    both = rows[0].merge(rows[1], on=keys, suffixes=("", "_again"))
+    if len(both) < len(rows[0]):
+        return
+    if not ((both["value"] - both["value_again"]).abs() > TOLERANCE).any():
+        other.notes.append(f"the same values as {first['submitter']}'s: a copy, which reproduces nothing")
+        return
+    means = [average_steps(average_datasets(part)) for part in rows]
     both = means[0].merge(means[1], on=[*RUN, "detector", "place", "metric"], suffixes=("", "_again"))
     largest = 100 * (both["value"] - both["value_again"]).abs().max()
-    if len(both) < len(means[0]) or not largest <= AGREEMENT:
-        return ""
-    return f"reproduced by {second['submitter']}: means differ by at most {largest:.2f} points"
+    if later and len(both) == len(means[0]) and largest <= AGREEMENT:
+        by = f"means differ by at most {largest:.2f} points"
+        other.notes.append(f"reproduction of {first['submitter']}'s: {by}")
+        if other.tier != "rows only":
+            one.tier = "reproduced"
+            one.notes.append(f"reproduced by {second['submitter']}: {by}")
+
+
+def _made(run: RunRecord) -> tuple[datetime, datetime]:
+    """Return when the first and the last row of a run were made."""
+    made = run["made"]
+    times = [[datetime.fromisoformat(time) for time in (maker["first"], maker["last"])] for maker in made]
+    return min(times)[0], max(last for _, last in times)
 
 
 def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
     """Return the rows of submissions together, and a table of the submissions.
 
-    A run that another submission has too is named with its submitter: ``icarl (Ada)``.
+    A run that another submission has too is named with its submitter: ``icarl (Ada)``, ``icarl (Ada 2)``.
     """
     parts, taken, lines = list[Study](), set[Any](), []
     for one in checked:
         assert one.description is not None
         who, study = one.description["submitter"], one.study
         mine = {identity(run)[:3] for run in study.runs}
-        renamed = {key[2]: f"{key[2]} ({who})" for key in sorted(mine & taken, key=str)}
-        taken |= mine
+        renamed = dict[str, str]()
+        for cil in sorted({key[2] for key in mine & taken}):
+            names = (f"{cil} ({who}{f' {n}' * (n > 1)})" for n in count(1))
+            renamed[cil] = next(name for name in names if all(key[2] != name for key in taken))
+        taken |= {(*key[:2], renamed.get(key[2], key[2])) for key in mine}
         runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
         cil = study.rows["cil"].replace(renamed)
         parts.append(Study(study.rows.assign(cil=cil), runs, study.left_out))
@@ -206,6 +269,7 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
     columns = [Column(head, label=head not in ("runs", "hours")) for head in heads]
     note = (
         "Rows only: no scores were submitted; recomputable: the rows follow from the scores that were; "
-        f"reproduced: another submitter's means differ by at most {AGREEMENT:g} points."
+        "reproduced: means of another submitter, made later and recomputable, differ by at most "
+        f"{AGREEMENT:g} points."
     )
     return together(parts), Table("submissions", "Submissions", columns, [Block(lines)], [note])

@@ -24,11 +24,12 @@ from opencil.errors import BadInput
 from opencil.evaluation.metric import Samples, metric_of
 from opencil.evaluation.protocol import measure_samples
 from opencil.files import read_bytes, write_bytes
+from opencil.registry import DETECTORS
 from opencil.runs.protocol import measure_accuracies
-from opencil.runs.state import Run, StepOutputs
+from opencil.runs.state import Run, StepOutputs, draw_held_out
 from opencil.runs.store import pack
 from opencil.study.records import RunRecord, identity, name_of
-from opencil.submissions.track import count_classes
+from opencil.submissions.track import MOST_STEPS, count_classes
 
 #: Largest difference of a value computed again.
 TOLERANCE = 1e-6
@@ -74,7 +75,7 @@ def recompute(folder: Path, run: RunRecord, rows: pd.DataFrame) -> Recomputed:
     """Compute all rows of a run that follow from its stored scores, and compare them."""
     found, problems = [], list[str]()
     metrics = {detector: [*part] for detector, part in rows.groupby("detector")["metric"].unique().items()}
-    for number in range(1, (run["steps"] or 0) + 1):
+    for number in range(1, min(run["steps"] or 0, count_classes(run) or MOST_STEPS) + 1):
         path = scores_file(folder, run, number)
         try:
             tensors = load(read_bytes(path, most=2**30))
@@ -125,7 +126,7 @@ def _measure_step(
             raise BadInput(f"{name} has more predictions than can be")
         scores = tensors[f"{name}/scores/{detector}"] if detector else None
         if of is not None and scores is not None:
-            scored = _find_scored(tensors, detector, step)
+            scored = _find_scored(tensors, detector, run, step)
             predicted, of, scores = predicted[scored], of[scored], scores[scored]
         # A one stands where the largest logit was; metrics that read other logits are left out.
         logits = F.one_hot(predicted, step.seen).to(torch.uint8)
@@ -145,13 +146,21 @@ def _measure_step(
             yield detector, m.ood, m.task, m.metric, m.value
 
 
-def _find_scored(tensors: Mapping[str, Tensor], detector: str, step: Step) -> Tensor:
-    """Return which test images count for a detector: all but ten of each new class, at most."""
-    labels = tensors["/labels"]
-    scored = tensors.get(f"/scored/{detector}", torch.ones(len(labels), dtype=torch.bool))
-    left_out = labels[~scored].long()
-    if left_out.numel() and (left_out.min() < step.old or left_out.bincount().max() > 10):
-        raise BadInput(f"{detector} leaves out more test images than the ten of a new class it is set up on")
+def _find_scored(tensors: Mapping[str, Tensor], detector: str, run: RunRecord, step: Step) -> Tensor:
+    """Return which test images count for a detector: not those that it was set up on, drawn as in the run."""
+    labels = tensors["/labels"].long()
+    scored = torch.ones(len(labels), dtype=torch.bool)
+    stored = tensors.get(f"/scored/{detector}", scored)
+    if detector not in DETECTORS.names():
+        if not stored.all():
+            raise BadInput(f"{detector} leaves out test images, and is not known here: give its --plugin")
+        return scored
+    config = run["config"]
+    if DETECTORS.create(detector, **config["detector"][detector]).set_up_on == "memory+test":
+        numbers = torch.tensor(range(len(labels)))
+        scored = ~torch.isin(numbers, draw_held_out(numbers, labels, config["seed"]["data_order"], step))
+    if not stored.equal(scored):
+        raise BadInput(f"{detector} leaves out other test images than those that it is set up on")
     return scored
 
 
