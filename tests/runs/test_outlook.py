@@ -95,3 +95,13 @@ def test_bad_places_are_refused(tmp_path: Path, short: Make) -> None:
         with pytest.raises(BadInput, match=key):
             outlook(short(runs, setting))
     assert not (tmp_path / "r").exists()
+
+
+def test_a_dry_run_that_overwrites_says_what_is_made_again(done: Path, short: Make) -> None:
+    (run,) = outlook(short(done, "benchmark.memory=40"), overwrite=True).runs
+    assert (run.again, run.done, run.trained) == (True, False, 0)
+    (run,) = outlook(short(done, "detector.msp.by_task=true"), overwrite=True).runs
+    assert (run.again, run.done, run.lacking) == (True, False, ("msp",))
+    assert run.trained == run.steps
+    (run,) = outlook(short(done), overwrite=True).runs
+    assert (run.again, run.done) == (False, True)

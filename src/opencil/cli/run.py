@@ -56,8 +56,8 @@ def run(
     planned = plan_share(only)
     if overwrite and not dry_run:
         for spec in overwrite_runs(config, planned(config)):
-            print_note(f"run {spec} had other values, and is made again")
-    _carry_out(config, planned, dry_run, quiet)
+            print_note(f"run {spec} has other values or classes, and is made again")
+    _carry_out(config, planned, dry_run, quiet, overwrite)
 
 
 def _evaluate(
@@ -102,7 +102,11 @@ def _listed(flag: str, text: str) -> list[Any]:
 
 
 def _carry_out(
-    config: "Config", planned: Callable[["Config"], "list[RunSpec]"], dry_run: bool, quiet: bool
+    config: "Config",
+    planned: Callable[["Config"], "list[RunSpec]"],
+    dry_run: bool,
+    quiet: bool,
+    overwrite: bool = False,
 ) -> None:
     """Do the missing work of a config's runs, showing progress; then show the tables."""
     from opencil.engine.ranks import is_first_rank
@@ -122,7 +126,7 @@ def _carry_out(
             for _ in execute(config, planned):
                 pass
         return
-    ahead, runs, failed = outlook(config, planned), config.place.runs, 0
+    ahead, runs, failed = outlook(config, planned, overwrite), config.place.runs, 0
     if not ahead.runs:
         print_note("there is nothing to run: the shares are more than the runs, and this one has none")
         return
@@ -205,6 +209,7 @@ def dry_run_table(outlook: "Outlook") -> Table:
     table = borderless_table("run", "so far", "to do")
     for run in outlook.runs:
         so_far = f"{run.trained} of {run.steps or '?'} steps" if run.trained else "nothing"
+        so_far = "made again" if run.again else so_far
         todo = []
         if run.steps is None or run.trained < run.steps:
             steps = f"steps {run.trained + 1} to {run.steps}" if run.steps else "all steps"

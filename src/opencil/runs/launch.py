@@ -190,6 +190,13 @@ def overwrite(config: Config, specs: Iterable[RunSpec]) -> list[RunSpec]:
     return [s for s, folder in folders if folder.overwrite(s, bool(_other_classes(config.place, s, folder)))]
 
 
+def find_outdated(place: PlaceConfig, spec: RunSpec) -> tuple[bool, set[str]]:
+    """Return whether ``overwrite`` would delete a run, and else the detectors whose rows it would."""
+    folder = folder_of(place, spec)
+    other, detectors = folder.differs(spec)
+    return other or bool(_other_classes(place, spec, folder)), detectors
+
+
 def _other_classes(place: PlaceConfig, spec: RunSpec, folder: RunFolder) -> tuple[int, int] | None:
     """Return the numbers of classes of a finished run and of the user's folders now, if they differ."""
     own, trained = spec.benchmark.datasets.get(spec.benchmark.id), folder.trained()

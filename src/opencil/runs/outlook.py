@@ -19,7 +19,7 @@ from opencil.data.stream import StepSizes, Stream
 from opencil.engine.device import cpu_threads, resolve_device
 from opencil.engine.seeding import generator
 from opencil.errors import OpenCILError
-from opencil.runs.launch import check_stored, launcher
+from opencil.runs.launch import check_stored, find_outdated, folder_of, launcher
 from opencil.runs.loading import check_place, splits
 from opencil.runs.provenance import device_name
 from opencil.runs.reading import expected_steps
@@ -40,6 +40,7 @@ class Prospect:
     lacking: tuple[str, ...]  #: detectors without rows of some trained step
     done: bool
     seconds: float | None  #: of similar runs for the missing work; None without such runs
+    again: bool = False  #: whether all of it, or rows of detectors, is to be made again
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,13 @@ class Outlook:
         return sum(known) if self.at_once == 1 and len(known) == len(self.runs) else None
 
 
-def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -> Outlook:
-    """Return the progress of a config's runs, or refuse an unusable config; nothing is written."""
+def outlook(
+    config: Config, planned: Callable[[Config], list[RunSpec]] = plan, overwrite: bool = False
+) -> Outlook:
+    """Return the progress of a config's runs, or refuse an unusable config; nothing is written.
+
+    ``overwrite``: stored runs that have other values are to be made again, and are not refused.
+    """
     check_place(config.place)
     places = launcher(config.place).find_places(config.place)
     if config.place.launcher == "ray":
@@ -75,7 +81,13 @@ def outlook(config: Config, planned: Callable[[Config], list[RunSpec]] = plan) -
         here = next(iter(names))
     prospects = []
     for spec in planned(config):
-        prospects.append(_prospect(spec, check_stored(config.place, spec), here))
+        whole, detectors = find_outdated(config.place, spec) if overwrite else (False, set[str]())
+        if whole:
+            steps = expected_steps(spec.record())
+            prospects.append(Prospect(spec, steps, 0, (), done=False, seconds=None, again=True))
+        else:
+            folder = folder_of(config.place, spec) if detectors else check_stored(config.place, spec)
+            prospects.append(_prospect(spec, folder, here, detectors))
     missing = sum(not run.done for run in prospects)
     if config.place.data_root is None and missing:
         for asked in splits(config):
@@ -126,10 +138,10 @@ def _time_image(spec: RunSpec, device: torch.device) -> float | None:
     return median(taken) / b.batch_size if taken else None
 
 
-def _prospect(spec: RunSpec, folder: RunFolder, device: str) -> Prospect:
+def _prospect(spec: RunSpec, folder: RunFolder, device: str, outdated: set[str]) -> Prospect:
     try:
         infos = {step.number: step.info() for step in folder.trained()}
-        lacking = {number: folder.step(number).lacking(spec, info) for number, info in infos.items()}
+        lacking = {n: {*folder.step(n).lacking(spec, info), *outdated} for n, info in infos.items()}
         steps = next((info["steps"] for info in infos.values()), None) or expected_steps(spec.record())
     except OpenCILError:  # a damaged file: the run reports it, and the others continue
         return Prospect(spec, None, len(folder.trained()), (), done=False, seconds=None)
@@ -137,7 +149,8 @@ def _prospect(spec: RunSpec, folder: RunFolder, device: str) -> Prospect:
     todo = [t for t in range(1, (steps or 0) + 1) if lacking.get(t, ["all"])]
     taken = [_seconds(spec, folder, t, device, trained=t in infos) for t in todo]
     seconds = None if steps is None or None in taken else sum(filter(None, taken))
-    return Prospect(spec, steps, len(infos), names, done=steps is not None and not todo, seconds=seconds)
+    done = steps is not None and not todo
+    return Prospect(spec, steps, len(infos), names, done=done, seconds=seconds, again=bool(outdated))
 
 
 def _seconds(spec: RunSpec, folder: RunFolder, number: int, device: str, trained: bool) -> float | None:

@@ -341,14 +341,20 @@ class RunFolder:
 
         Of a detector with other values, the rows are made again.
         """
-        differences = self.compare(spec)
+        other, detectors = self.differs(spec)
         with self.lock():
-            if whole or any(not key.startswith("detector.") for key, *_ in differences):
+            if whole or other:
                 self.clear()
-            elif differences:
+            elif detectors:
                 stored = self.stored()
                 self._write_config(stored | {"detector": stored["detector"] | spec.detectors})
-        return whole or bool(differences)
+        return whole or other or bool(detectors)
+
+    def differs(self, spec: RunSpec) -> tuple[bool, set[str]]:
+        """Return whether the run was trained with other values, and the detectors that have others."""
+        keys = [key.split(".") for key, *_ in self.compare(spec)]
+        detectors = {key[1] for key in keys if key[0] == "detector"}
+        return any(key[0] != "detector" for key in keys), detectors
 
     def clear(self) -> None:
         """Delete all files of a locked run but its lock."""
