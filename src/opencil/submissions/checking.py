@@ -257,8 +257,8 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
             renamed[cil] = next(name for name in names if all(key[2] != name for key in taken))
         taken |= {(*key[:2], renamed.get(key[2], key[2])) for key in mine}
         runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
-        cil = study.rows["cil"].replace(renamed)
-        parts.append(Study(study.rows.assign(cil=cil), runs, study.left_out))
+        names_of_rows = study.rows["cil"].replace(renamed)
+        parts.append(Study(study.rows.assign(cil=names_of_rows), runs, study.left_out))
         devices = {device for run in one.description["runs"].values() for device in run["device"]}
         hours = sum(run["seconds"] for run in one.description["runs"].values()) / 3600
         tracks = {f"{benchmark} k = {k}" for benchmark, k, _, _ in map(identity, study.runs)}
