@@ -150,6 +150,9 @@ def _compare_description(found: Checked, stated: Description) -> None:
         found.problems.append(
             f"there is no text of the plugin behind some rows, {', '.join(sorted(lacking))}"
         )
+    read = {split["name"] for run in found.study.runs for split in run["data"]}
+    if strange := sorted({*stated["other_data"]} - read):
+        found.problems.append(f"other_data names {', '.join(strange)}, which no run read")
     if stated["other_data"]:
         found.notes.append(f"its images are not the track's: {', '.join(stated['other_data'])}")
     sources = sorted({source for run in described.values() for source in run["source"]})
