@@ -255,9 +255,9 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
         who, study = one.description["submitter"], one.study
         mine = {identity(run)[:3] for run in study.runs}
         renamed = dict[str, str]()
-        for cil in sorted({key[2] for key in mine & taken}):
-            names = (f"{cil} ({who}{f' {n}' * (n > 1)})" for n in count(1))
-            renamed[cil] = next(name for name in names if all(key[2] != name for key in taken))
+        for method in sorted({key[2] for key in mine & taken}):
+            names = (f"{method} ({who}{f' {n}' * (n > 1)})" for n in count(1))
+            renamed[method] = next(name for name in names if all(key[2] != name for key in taken))
         taken |= {(*key[:2], renamed.get(key[2], key[2])) for key in mine}
         runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
         cil = study.rows["cil"].replace(renamed)
