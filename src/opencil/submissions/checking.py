@@ -150,6 +150,9 @@ def _compare_description(found: Checked, stated: Description) -> None:
         found.problems.append(
             f"there is no text of the plugin behind some rows, {', '.join(sorted(lacking))}"
         )
+    read = {split["name"] for run in found.study.runs for split in run["data"]}
+    if strange := sorted({*stated["other_data"]} - read):
+        found.problems.append(f"other_data names {', '.join(strange)}, which no run read")
     if stated["other_data"]:
         found.notes.append(f"its images are not the track's: {', '.join(stated['other_data'])}")
     sources = sorted({source for run in described.values() for source in run["source"]})
@@ -252,9 +255,9 @@ def board(checked: Sequence[Checked]) -> tuple[Study, Table]:
         who, study = one.description["submitter"], one.study
         mine = {identity(run)[:3] for run in study.runs}
         renamed = dict[str, str]()
-        for cil in sorted({key[2] for key in mine & taken}):
-            names = (f"{cil} ({who}{f' {n}' * (n > 1)})" for n in count(1))
-            renamed[cil] = next(name for name in names if all(key[2] != name for key in taken))
+        for method in sorted({key[2] for key in mine & taken}):
+            names = (f"{method} ({who}{f' {n}' * (n > 1)})" for n in count(1))
+            renamed[method] = next(name for name in names if all(key[2] != name for key in taken))
         taken |= {(*key[:2], renamed.get(key[2], key[2])) for key in mine}
         runs = [run | {"cil": renamed.get(run["cil"], run["cil"])} for run in study.runs]
         names_of_rows = study.rows["cil"].replace(renamed)

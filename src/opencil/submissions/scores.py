@@ -151,7 +151,7 @@ def _find_scored(tensors: Mapping[str, Tensor], detector: str, run: RunRecord, s
     labels = tensors["/labels"].long()
     scored = torch.ones(len(labels), dtype=torch.bool)
     stored = tensors.get(f"/scored/{detector}", scored)
-    if detector not in DETECTORS.names():
+    if DETECTORS.translate(detector).partition("@")[0] not in DETECTORS.names():
         if not stored.all():
             raise BadInput(f"{detector} leaves out test images, and is not known here: give its --plugin")
         return scored

@@ -182,13 +182,16 @@ def find_unmeasured(study: Study) -> list[str]:
 
 
 def _expect(run: RunRecord, rows: pd.DataFrame, names: list[str]) -> set[_Cell]:
-    """Return the cells that a run must have: of each metric in tables, and of those that it has at all."""
+    """Return the cells that a run must have: of metrics in tables or of shifted sets, and of those it has."""
     steps, shifted = range(1, (run["steps"] or 0) + 1), run["config"]["benchmark"]["shifted"]
     known, tasks = metrics(), rows.groupby("metric")["task"].max()
     by_task = {name for name in tasks.index if tasks[name] and not name.startswith("accuracy")}
     later = (rows["ood"] == FUTURE).any()
-    chosen = [known[m] for m in chosen_metrics() if known[m].tables != "none" or m in tasks.index]
-    chosen = [metric for metric in chosen if shifted or not metric.reads_shifted]
+    chosen = [
+        metric
+        for metric in map(known.__getitem__, chosen_metrics())
+        if (shifted if metric.reads_shifted else metric.tables != "none" or metric.name in tasks.index)
+    ]
     wanted = {("", step, "", task, "accuracy") for step in steps for task in range(step + 1)}
     for metric in chosen:
         old = "old" in metric.reads
