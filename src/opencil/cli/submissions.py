@@ -114,6 +114,8 @@ def upload(
 
     with problems.status(f"uploading {path}"):
         address = hub.upload(path, repository, kind, pull_request)
+    if left_out := hub.list_files(path)[1]:
+        print_line(f"no part of the submission, and not uploaded: {', '.join(left_out)}", "note")
     print_line(address)
 
 
