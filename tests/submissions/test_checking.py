@@ -286,6 +286,22 @@ def test_a_date_is_a_day_until_today(submitted: Path, day: str) -> None:
     assert "no day until today" in problem
 
 
+def test_links_in_a_submission_are_refused_and_not_followed(submitted: Path) -> None:
+    shutil.move(submitted / "scores", outside := submitted.parent / "outside")
+    (submitted / "scores").symlink_to(outside, target_is_directory=True)
+    seal(submitted)
+    assert check_submission(submitted).problems == ["scores is a link: a submission has plain files"]
+
+
+def test_other_images_are_of_sets_that_the_runs_have(submitted: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="ghosts is no set"):
+        list(write_submission([submitted], tmp_path / "new", "Ada", other_data=["noise", "ghosts"]))
+    edit_json(submitted / "submission.json", lambda content: content.update(other_data=["ghosts"]))
+    seal(submitted)
+    (problem,) = check_submission(submitted).problems
+    assert "'ghosts' is no set" in problem
+
+
 def test_what_departs_from_the_track_is_listed_once_and_nothing_is_written(
     tmp_path: Path, tiny: Callable[..., Any]
 ) -> None:

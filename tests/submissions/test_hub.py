@@ -19,6 +19,7 @@ import yaml
 
 import opencil
 from opencil import BadInput
+from opencil.submissions.hub import list_files
 
 pytest.importorskip("huggingface_hub")
 COMMIT = "0123456789" * 4
@@ -132,9 +133,12 @@ UPLOAD = ("-m", "opencil", "submissions", "upload")
 def test_a_submission_goes_to_the_hub_as_it_is_and_its_rows_come_back(
     hub: Any, submitted: Path, tmp_path: Path
 ) -> None:
+    (submitted / "private.txt").write_text("key", encoding="utf-8")
     done = call(hub, tmp_path, *UPLOAD, str(submitted), "ada/digits")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{hub.address}/datasets/ada/digits/commit/{COMMIT}"
+    assert "not uploaded: private.txt" in done.stdout
+    (submitted / "private.txt").unlink()
+    assert done.stdout.splitlines()[-1] == f"{hub.address}/datasets/ada/digits/commit/{COMMIT}"
     assert hub.created == [("dataset", "ada/digits")]
     sent = {name: content for (_, name), content in hub.files.items()}
     here = {path.relative_to(submitted).as_posix(): path for path in submitted.rglob("*") if path.is_file()}
@@ -170,5 +174,18 @@ def test_what_the_hub_refuses_is_told_in_a_sentence(hub: Any, submitted: Path, t
     assert "error: the Hub refuses" in done.stderr
     assert "Traceback" not in done.stderr
     assert hub.files == {}
-    with pytest.raises(BadInput, match="owner/name"):
-        opencil.load_published("no-such-folder")
+    (submitted / "home").symlink_to(tmp_path)
+    with pytest.raises(BadInput, match=r"home in .* is a link"):
+        list_files(submitted)
+
+
+@pytest.mark.parametrize("source", ["no-such-folder", "results/study", "here/no", Path("ada/digits")])
+def test_paths_are_not_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("opencil.submissions.hub._CLONE", tmp_path / "clone/results")
+    (tmp_path / "clone/results/study").mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"there is no folder .* or a dataset on the Hub as owner/name"):
+        opencil.load_published(source)

@@ -70,7 +70,6 @@ def board(
     _plugin: Plugins = PLUGIN,
 ) -> None:
     """Make a leaderboard from submissions alone; those that contradict themselves are left out."""
-    from opencil.report.statistics import statistics_tables
     from opencil.report.writing import write_page
     from opencil.submissions import checking
 
@@ -79,7 +78,9 @@ def board(
     if not good:
         raise OpenCILError("there is no submission that can be shown")
     study, table = checking.board(good)
-    write_page(study, html, tables=[table, *statistics_tables(study)])
+    run = good[-1].study.runs[0]
+    # Ranks over all submissions together would count runs that are there twice as two.
+    write_page(study, html, tables=[table], opened=(run["benchmark"], run["k"]))
     print_line(f"board: {html}")
     if len(good) < len(checked):
         raise OpenCILError(f"{len(checked) - len(good)} of {len(checked)} submissions are left out")
@@ -114,6 +115,8 @@ def upload(
 
     with problems.status(f"uploading {path}"):
         address = hub.upload(path, repository, kind, pull_request)
+    if left_out := hub.list_files(path)[1]:
+        print_line(f"no part of the submission, and not uploaded: {', '.join(left_out)}", "note")
     print_line(address)
 
 

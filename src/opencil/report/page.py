@@ -84,8 +84,12 @@ def page(
     figures: Iterable[Figure] = (),
     tables: Iterable[Table] = (),
     refresh: float | None = None,
+    opened: tuple[str, int | str] | None = None,
 ) -> str:
-    """Return the page as text; with ``refresh`` it reloads itself every so many seconds."""
+    """Return the page as text; with ``refresh`` it reloads itself every so many seconds.
+
+    ``opened`` is the benchmark and k that it shows first, with ``tables`` above all.
+    """
     forgotten = _forgetting_by_step(study.rows)
     rows = shares(study.rows)
     rows = pd.concat([rows[rows["task"] == 0], forgotten], ignore_index=True)
@@ -106,6 +110,7 @@ def page(
         "problems": study.problems,
         "differences": _list_differences(study),
         "refresh": refresh,
+        "opened": opened,
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     script = "\n".join(_read_asset(f"{name}.js") for name in _SCRIPTS)

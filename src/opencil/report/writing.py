@@ -85,13 +85,17 @@ def write_page(
     figures: "Iterable[Figure]" = (),
     refresh: float | None = None,
     tables: Sequence[Table] | None = None,
+    opened: tuple[str, int | str] | None = None,
 ) -> None:
-    """Write the page of a study, by default with statistics and survey unless it reloads itself."""
+    """Write the page of a study, by default with statistics and survey unless it reloads itself.
+
+    ``opened`` is the benchmark and k that it shows first, with its tables above all.
+    """
     from opencil.report.page import page
 
     if tables is None:
         tables = [] if refresh else [*statistics_tables(study), *survey_tables(study)]
-    write_text(path, page(study, figures=figures, tables=tables, refresh=refresh))
+    write_text(path, page(study, figures=figures, tables=tables, refresh=refresh, opened=opened))
 
 
 def write_report(

@@ -12,6 +12,7 @@ from opencil.errors import BadInput, OpenCILError, one_line
 from opencil.runs.reading import read_study
 from opencil.study.study import published_below
 from opencil.submissions.card import model_card
+from opencil.submissions.submission import DESCRIPTION, SUMS, covered, find_links
 
 _NAME = r"[\w.-]+/[\w.-]+"
 _CLONE = Path(__file__).parents[3] / "results"
@@ -26,8 +27,12 @@ def load_published(source: str | Path | None = None) -> pd.DataFrame:
     source = _CLONE if source is None else source
     folder = Path(source)
     if not folder.is_dir():
-        if not re.fullmatch(_NAME, str(source)):
-            raise BadInput(f"there is no folder {source}: name a folder with published rows, or owner/name")
+        local = isinstance(source, Path) or folder.parent.is_dir() or (_CLONE.parent / folder).is_dir()
+        if local or not re.fullmatch(_NAME, source):
+            raise BadInput(
+                f"there is no folder {source} in {Path.cwd()}: name a folder with published rows, or a "
+                "dataset on the Hub as owner/name"
+            )
         with _hub() as hub:
             files = ["**rows.parquet", "**runs.json"]
             folder = Path(hub.snapshot_download(str(source), repo_type="dataset", allow_patterns=files))
@@ -37,16 +42,30 @@ def load_published(source: str | Path | None = None) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def list_files(path: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the files of a folder to upload, by name, and names of those beside a submission's own."""
+    if links := find_links(path):
+        raise BadInput(f"{links[0]} in {path} is a link: put the file or folder itself in its place")
+    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    if not (path / DESCRIPTION).is_file():
+        return files, []
+    parts = {*covered(path), *(path / name for name in (SUMS, "README.md", "eval.yaml"))}
+    return {name: file for name, file in files.items() if file in parts}, [
+        name for name, file in files.items() if file not in parts
+    ]
+
+
 def upload(
     path: Path, repository: str, kind: Literal["dataset", "model"] = "dataset", pull_request: bool = False
 ) -> str:
     """Upload a folder, or a model's file with a card, to the Hub; return the address of the commit.
 
+    Of a submission, files that are no part of it stay here.
     Who uploads, and where to, is what huggingface_hub is told: HF_TOKEN, HF_ENDPOINT, ``hf auth login``.
     """
     if not re.fullmatch(_NAME, repository):
         raise BadInput(f"{repository!r} is no name on the Hub: owner/name is expected")
-    files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    files, _ = list_files(path)
     with _hub() as hub:
         added = [hub.CommitOperationAdd(name, str(file)) for name, file in files.items()]
         if path.is_file():

@@ -11,6 +11,7 @@
         SHA256SUMS           checksums of all of these but the card
 """
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -159,6 +160,8 @@ def write_submission(
         hint = "--only-finished leaves unfinished runs out, --other-data says which sets have other images"
         raise BadInput("\n  ".join(["these runs cannot be submitted:", *lines, hint]))
     described = describe(study)
+    if unknown := _find_unknown(other_data, described):
+        raise BadInput(f"{unknown} is no set of these runs: --other-data takes sets of theirs")
     texts = dict(_plugin_texts({k: v for run in described.values() for k, v in run["plugins"].items()}))
     content = Description(
         schema=SCHEMA,
@@ -186,6 +189,12 @@ def write_submission(
         write_text(folder / "README.md", dataset_card(study, f"{submitter}'s results"))
     seal(folder)
     yield f"{len(study.runs)} runs, {len(study.rows):,} rows: {folder}"
+
+
+def _find_unknown(other_data: Collection[str], described: dict[str, dict[str, Any]]) -> str:
+    """Return the first set that is said to have other images and that no run has, or ''."""
+    sets = {key.rpartition(" ")[0] for run in described.values() for key in run.get("data", {})}
+    return next((name for name in sorted(other_data) if name not in sets), "")
 
 
 def _join_runs(departures: Sequence[str]) -> list[str]:
@@ -251,15 +260,21 @@ def seal(folder: Path) -> None:
     write_text(folder / SUMS, "\n".join([*lines, ""]))
 
 
+def find_links(folder: Path) -> list[str]:
+    """Return the links below a folder, to files and to folders; none is followed."""
+    below = [Path(place, name) for place, *names in os.walk(folder) for name in [*names[0], *names[1]]]
+    return sorted(path.relative_to(folder).as_posix() for path in below if path.is_symlink())
+
+
 def compare_checksums(folder: Path) -> Iterator[str]:
-    """Yield the files of a submission that are missing, unlisted, changed or no plain files."""
+    """Yield the files of a submission that are missing, unlisted or changed; refuse links below it."""
+    if links := find_links(folder):
+        raise BadInput(f"{links[0]} is a link: a submission has plain files")
     listed = dict(line.split("  ", 1)[::-1] for line in _read_lines(folder / SUMS) if "  " in line)
     there = {path.relative_to(folder).as_posix(): path for path in covered(folder)}
     for name in sorted(listed.keys() | there.keys()):
         if name not in there:
             yield f"{name} is missing, and {SUMS} lists it"
-        elif there[name].is_symlink() or not there[name].resolve().is_relative_to(folder.resolve()):
-            yield f"{name} is a link: a submission has plain files"
         elif name not in listed:
             yield f"{name} is there, and {SUMS} does not list it"
         elif checksum(read_bytes(there[name], most=_MOST_BYTES)) != listed[name]:
@@ -286,4 +301,6 @@ def read_description(folder: Path) -> Description:
     # Clocks differ by time zone and a little.
     if day.isoformat() != stated["date"] or day > datetime.now(UTC).date() + timedelta(days=1):
         raise damaged(path, f"date {stated['date']!r} is no day until today, such as 2026-01-31")
+    if unknown := _find_unknown(stated["other_data"], stated["runs"]):
+        raise damaged(path, f"other_data {unknown!r} is no set of its runs")
     return stated

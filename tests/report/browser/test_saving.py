@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from opencil.registry import DETECTORS
+from opencil.report.layout import Block, Column, Table, words
 from opencil.report.statistics import statistics_tables
 from opencil.study.study import Study
 
@@ -37,6 +38,22 @@ def test_the_leaderboard_as_csv(show: Callable[..., Any], made_up: Rows, record:
         assert saved[-1] == "3 of 3"
         numbers = [f"{float(text):.2f}" for text in saved[3:-1]]
         assert numbers == [part for cell in seen[3:] for part in cell.split(" ± ")]
+
+
+def test_a_board_begins_with_its_submissions_and_opens_the_last_ones_track(
+    show: Callable[..., Any], made_up: Rows
+) -> None:
+    rows = made_up(detectors=("msp", "energy"))
+    both = pd.concat([rows, rows.assign(k=20)], ignore_index=True)
+    note = words("reproduced by another; " * 40)
+    columns = [Column("submitter", label=True), Column("notes", label=True)]
+    table = Table("submissions", "Submissions", columns, [Block([[words("Ada"), note]])], [])
+    browser = show(both, [], 1440, tables=[table], opened=(rows["benchmark"][0], 20))
+    assert browser.evaluate("document.querySelector('[name=k]').value") == "20"
+    assert browser.evaluate("document.querySelector('main > section').id") == "tables"
+    assert browser.evaluate("document.querySelector('#made-tables th[scope=row]').checkVisibility()")
+    inside = "(box => box.scrollWidth <= box.clientWidth)(document.querySelector('#made-tables .scroll'))"
+    assert browser.evaluate(inside)
 
 
 def test_a_table_that_was_made_with_the_page(show: Callable[..., Any], made_up: Rows, record: Record) -> None:

@@ -118,10 +118,11 @@ const foldable = (list) => list.filter((one) => one.variant && list.some((o) => 
 // Resolve the selection to a group of runs, and to models, detectors, an evaluation set and seeds of it.
 function choose() {
   const same = (values, kind) => values.map(String).map((value) => [value, titled(kind, value)]);
-  options("benchmark", same(unique(data.groups.map((g) => g.benchmark))));
+  const [first, itsK] = data.opened ?? []; // of a board: the last submission's track
+  options("benchmark", same(unique(data.groups.map((g) => g.benchmark))), first);
   const here = data.groups.filter((g) => g.benchmark === state.benchmark);
   const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
-  options("k", same(here.map((g) => g.k)), String(whole.k));
+  options("k", same(here.map((g) => g.k)), String(first === state.benchmark ? itsK : whole.k));
   const group = here.find((g) => String(g.k) === state.k);
   options("model", same(group.cils.map((c) => c.name), "cil"), bestModel(group));
   const metrics = Object.keys(data.metrics).filter((m) => m in group.baselines);
