@@ -190,6 +190,7 @@ REFUSED = [
     ("cil.icarl.temperature=.nan", ["cil.icarl.temperature", "NaN", "finite"]),
     ("cil.icarl=3", ["cil.icarl", "3", "mapping"]),
     ("cil.icarl.first.milestones=[99]", ["cil.icarl.first.milestones", "[99]", "below epochs = 30"]),
+    ("cil.bic.train.epochs=2", ["cil.bic.train.milestones", "epochs=2"]),
     ("benchmark.classes_per_step=[2, 0]", ["benchmark.classes_per_step[1]", "0"]),
     ("benchmark.classes_per_step=9", ["benchmark.classes_per_step", "9", "1 to 8", "'digits'"]),
     ("benchmark.classes_per_step=[4, 2, 2]", ["benchmark.classes_per_step", "20-20-10"]),
@@ -211,7 +212,7 @@ REFUSED = [
     ("place.address=here", ["place.address", "launcher"]),
     ("training.precision=fp8", ["training.precision", "fp8", "fp32", "tf32", "bf16"]),
     ("sed.runs=3", ["section", "'sed'", "did you mean 'seed'"]),
-    ("detector.enrgy.temperature=3", ["detector 'enrgy'", "msp", "did you mean 'energy'"]),
+    ("detector.enrgy.temperature=3", ["detector 'enrgy'", "did you mean 'energy'", "opencil list detectors"]),
     # a key in a wrong place
     ("cil.icarl.lr=0.1", ["did you mean cil.icarl.first.lr?"]),
     ("epochs=5", ["did you mean cil.*.epochs?"]),
@@ -233,7 +234,7 @@ def test_refused_settings_say_why(setting: str, fragments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("choice", "fragments"),
     [
-        ({"detector": ["all", "enrgy"]}, ["detector 'enrgy'", "maxlogit", "did you mean 'energy'"]),
+        ({"detector": ["all", "enrgy"]}, ["'enrgy'", "did you mean 'energy'", "list detectors"]),
         ({"user": {"cil": {"icrl": {"epochs": 3}}}, "cil": ["icarl"]}, ["'icrl'", "did you mean 'icarl'"]),
         ({"user": {"detector": {"paper": {"temperature": 2}}}}, ["detector.paper", "detector.*"]),
         ({"user": {"benchmrk": {}}}, ["section 'benchmrk'", "place", "did you mean 'benchmark'"]),
@@ -309,6 +310,15 @@ def test_shifted_sets_that_are_named_replace_those_below() -> None:
         assert resolve({"benchmark": {"shifted": mine}}).benchmark.shifted == {"mine": ShiftedSet()}
     changed = resolve(settings=["benchmark.shifted.corrupted.seed=3"]).benchmark.shifted
     assert changed == {"corrupted": replace(shipped, seed=3)}
+
+
+def test_ood_sets_of_one_kind_are_enough() -> None:
+    values = yaml.safe_load(resolve().to_yaml())["benchmark"] | {"name": "mine"}
+    for gone in ("near", "far"):
+        kept = {key: value for key, value in values.items() if key != gone}
+        assert getattr(resolve({"benchmark": kept}).benchmark, gone) == ()
+    neither = {key: value for key, value in values.items() if key not in ("near", "far")}
+    assert "near and far = []" in refusal(user={"benchmark": neither})
 
 
 @pytest.mark.parametrize(

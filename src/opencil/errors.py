@@ -61,16 +61,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
+#: The most names that a sentence lists before its hint.
+_FEW_NAMES = 12
+
+
 def not_allowed(key: str, value: object, allowed: str) -> BadInput:
     """Return the error for a value of a key; ``allowed`` ends the sentence."""
     return BadInput(f"{key} = {shown(value)} is not allowed: {allowed}")
 
 
-def unknown(what: str, name: str, known: Iterable[str], hint: str = "") -> BadInput:
-    """Return the error for an unknown name."""
+def unknown(what: str, name: str, known: Iterable[str], hint: str = "", command: str = "") -> BadInput:
+    """Return the error for an unknown name.
+
+    After many known names a hint would not be found, so it comes first; ``command`` lists them instead.
+    """
     known = sorted(known)
     hint = hint or nearest(name, known)
-    return BadInput(f"{what} {shown(name)} is unknown: allowed are {', '.join(known) or 'none'}{hint}")
+    wrong, allowed = f"{what} {shown(name)} is unknown", f"allowed are {', '.join(known) or 'none'}"
+    if len(known) <= _FEW_NAMES:
+        return BadInput(f"{wrong}: {allowed}{hint}")
+    allowed = f"{command!r} names them" if command else allowed
+    join = " (" if hint else ": "
+    return BadInput(f"{wrong}{hint}{join}{allowed}{')' * bool(hint)}")
 
 
 def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -146,7 +146,8 @@ class Registry(Generic[T]):
         if found := next((path for path in files if pattern.search(path.read_bytes())), None):
             hint = f"; {found} registers it: give --plugin {found}"
         hint = hint or nearest(name, [*also, *self._entries, *self.aliases])
-        return unknown(self.kind, name, [*also, *self._entries], hint)
+        listed = {"CIL method": "cil"}.get(self.kind, f"{self.kind}s")
+        return unknown(self.kind, name, [*also, *self._entries], hint, f"opencil list {listed}")
 
     def groups(self) -> dict[str, list[str]]:
         """Return the groups and their names: ``all``, ``paper`` for the OpenCIL paper's, and every family."""

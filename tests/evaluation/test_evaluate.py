@@ -121,6 +121,13 @@ def test_folders_are_images_as_image_sets_are(
         evaluate(Stranger(), TEST, {"mine": "nowhere"}, **given)
     with pytest.raises(BadInput, match="folders of classes"):
         evaluate(Stranger(), tmp_path / "mine", OOD, **given)
+    outputs = opencil.forward(Stranger(), tmp_path / "mine", TRANSFORM)
+    assert outputs.labels is None
+    torch.testing.assert_close(outputs.logits, opencil.forward(Stranger(), TEST, TRANSFORM).logits)
+    single = opencil.forward(Stranger(), str(tmp_path / "mine/03.png"), TRANSFORM)
+    torch.testing.assert_close(single.logits, outputs.logits[3:4])
+    with pytest.raises(BadInput, match="transform"):
+        opencil.forward(Stranger(), tmp_path / "mine")
 
 
 def test_detectors_without_maps_are_left_out_of_a_group() -> None:

@@ -94,7 +94,7 @@ def report(
         study = read_study(*folders)
     noted = {plugin: note for run in study.runs for plugin, note in run["config"].get("plugins", {}).items()}
     if hint := describe_missing(noted):
-        problems.print(hint, markup=False)
+        problems.print(f"{hint}; tables differ without it", markup=False)
     if study.rows.empty:
         why = "".join(f"\n  {problem}" for problem in study.problems)
         raise BadInput(f"none of {len(study.runs)} runs has a finished step yet{why}")

@@ -33,8 +33,8 @@ class BenchmarkConfig(Values):
 
     name: Annotated[str, Field(pattern=r"^[\w-]+$")]
     id: str
-    near: tuple[str, ...]
-    far: tuple[str, ...]
+    near: tuple[str, ...] = field(default=(), kw_only=True)  # one OOD set at least is needed
+    far: tuple[str, ...] = field(default=(), kw_only=True)
     image_size: Count
     transform: Transform
     backbone: Named

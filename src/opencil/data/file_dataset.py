@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from opencil.data.images import Access, Dataset, Images, ImageSet, Progress, Split
 from opencil.data.prepared import PreparedFile, PreparedSource, cache_folder
 from opencil.data.readers.image_files import flat, folders, list_folder, read_listed_images, read_part
-from opencil.data.readers.source import Layout, SplitOnDisk
+from opencil.data.readers.source import FileSource, Layout, SplitOnDisk
 from opencil.data.streamed import StreamedImages, count_workers
+from opencil.data.transforms import Transform
 from opencil.errors import BadInput, not_allowed
 from opencil.validation import ProperFraction, Values, Whole
 
@@ -170,9 +172,21 @@ class OwnDataset(FileDataset):
         return None
 
 
-def serve_folder(path: str | Path, name: str, side: int, labelled: bool) -> Images:
-    """Return the images of a folder: a folder per class if they are labelled, or all images below it."""
-    if not (folder := Path(path).expanduser()).is_dir():
+def serve_path(
+    path: str | Path, name: str, transform: Transform | None, labelled: bool, side: int | None = None
+) -> Images:
+    """Return the images of a folder: a folder per class if they are labelled, or all images below it.
+
+    An unlabelled image may be a file. Images have ``side`` pixels, by default those that the transform needs.
+    """
+    if transform is None:
+        raise BadInput(f"{name} is a path, of images as bytes: a transform is needed with it")
+    side = side or transform.resize or transform.crop
+    if (folder := Path(path).expanduser()).is_file() and not labelled:
+        source = FileSource(np.zeros(1, np.int64), (folder.name,), [folder])
+        pixels = torch.tensor(source.pixels(0, side))[None]
+        return ImageSet(name, pixels, torch.from_numpy(source.labels), source.classes)
+    if not folder.is_dir():
         raise BadInput(f"{name} is {str(path)!r}: there is no such folder of images")
     dataset = OwnDataset(path=str(folder.absolute()), layout="folders" if labelled else "flat")
     return dataset.serve(name, "test", side, Access(store="streamed"))

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opencil.arrays import dense
+from opencil.data.file_dataset import serve_path
 from opencil.data.foreign import ForeignImages, serve_images
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
@@ -194,13 +196,18 @@ def forward(
     """Return outputs of the chosen images (default: all): test transform, eval mode, always full float32.
 
     ``model`` has ``features`` and ``classify``, or is a function from images to logits, whose outputs have
-    nothing else. ``Inputs`` says which ``images`` are accepted. If the model has ``class_names``, as
-    those of runs, labels of an image set with these classes are positions among them.
+    nothing else. ``Inputs`` says which ``images`` are accepted; the path of a folder, or of a file, is too,
+    and its images have no labels. If the model has ``class_names``, as those of runs, labels of an image set
+    with these classes are positions among them.
     """
-    inputs = Inputs(as_classifier(model), images, transform, indices, batch_size)
+    model, unlabelled = as_classifier(model), isinstance(images, str | Path)
+    if unlabelled:
+        images = serve_path(images, "images", transform, labelled=False)
+        images = images.to(device_of(model) or torch.device("cpu"))
+    inputs = Inputs(model, images, transform, indices, batch_size)
     shared = compute_by_ranks(inputs, lambda part, _: _compute(part))
     features, logits, *labels = shared or _compute(inputs)
-    known = labels[0] if labels else inputs.labels
+    known = None if unlabelled else labels[0] if labels else inputs.labels
     if isinstance(inputs.model, LogitsAlone):
         return Outputs(features, logits, known)
     return Outputs(features, logits, known, inputs.model.classify, inputs)

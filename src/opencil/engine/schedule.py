@@ -51,7 +51,8 @@ class Schedule(Values):
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"{milestones} increase")
         if self.milestones and self.milestones[-1] >= self.epochs:
-            raise ValueError(f"{milestones} lie below epochs = {self.epochs}; the method's epochs scale them")
+            moves = f"cil.NAME.epochs={self.epochs}, of the whole method, moves them along"
+            raise ValueError(f"{milestones} lie below epochs = {self.epochs}; --set {moves}")
         if self.warmup >= self.epochs:
             raise ValueError(f"warmup = {self.warmup} is not allowed: {self.epochs} epochs are more")
         if (self.every is None) == (self.decay == "every"):

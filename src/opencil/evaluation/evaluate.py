@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from opencil.arrays import listed, whole_numbers
-from opencil.data.file_dataset import serve_folder
+from opencil.data.file_dataset import serve_path
 from opencil.data.foreign import ForeignImages, serve_images
 from opencil.data.images import Images
 from opencil.data.transforms import Transform
@@ -143,9 +143,7 @@ def compute_outputs(
     Images of a folder have ``side`` pixels, by default those that the transform needs.
     """
     if isinstance(images, str | Path):
-        if transform is None:
-            raise BadInput(f"{name} is a folder, of images as bytes: a transform is needed with it")
-        images = serve_folder(images, name, side or transform.resize or transform.crop, labelled)
+        images = serve_path(images, name, transform, labelled, side)
         images = images.to(device_of(model) or torch.device("cpu"))
     served = serve_images(images, name, device_of(model), batch_size, labelled=labelled and given is None)
     if given is not None:  # wrong labels are refused before the forward pass

@@ -175,6 +175,7 @@ class Run:
         """Return the name of the class that a step's model predicts for each image.
 
         ``images`` are those that ``opencil.evaluate`` takes; those of a folder are sorted by their paths.
+        A single file is taken too.
         """
         model, names, side = self.model(number), self.classes(number), self.data.test.side
         outputs = compute_outputs(model, images, "images", self.data.transform, labelled=False, side=side)
