@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -200,6 +201,19 @@ def test_what_cannot_be_learned_changes_nothing(make: Make, folder: Path, tmp_pa
     assert classifier._ready() is before
     with pytest.raises(opencil.BadInput, match="backbone"):
         classifier.set_params(backbone="efficientnet-lite0").learn(images, labels)
+
+
+@pytest.mark.parametrize("unreadable", [1, 32, 40])
+def test_batches_without_a_readable_image_are_notes(unreadable: int, make: Make) -> None:
+    """Thirty-two images pass through the network together."""
+    classifier = make(reject=0.3).learn(*pictures([0, 1], 10))
+    files: list[Any] = [b"no image"] * unreadable
+    found = classifier.predict([*files, picture(0, 50)])
+    assert (found["note"] != "").tolist() == [True] * unreadable + [False]
+    assert found["score"].iloc[-1] == classifier.predict([picture(0, 50)])["score"].iloc[0]
+    only = classifier.predict(files)
+    assert (only["note"] != "").all()
+    assert only["p_value"].isna().all()
 
 
 def test_few_images_are_a_warning_and_a_single_one_is_refused(make: Make) -> None:

@@ -152,13 +152,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         thresholds = fitted.calibration.thresholds(self.reject)
         rows = list[tuple[Any, ...]]()
         for pictures, features in self._read(images, None, progress, "predicting"):
-            outputs = fitted.outputs(features)
-            scores, predicted = fitted.score(outputs), outputs.logits.argmax(dim=1)
-            known = scores >= thresholds[predicted]
-            order = outputs.logits.argsort(dim=1, descending=True)[:, :_BEST].tolist()
-            best = [tuple(fitted.known.classes[label] for label in row) for row in order]
-            p = fitted.calibration.p_values(scores, predicted).tolist()
-            columns = zip(known.tolist(), p, scores.tolist(), best, strict=True)
+            columns = _judge(fitted, thresholds, features) if len(features) else iter(())
             for picture in pictures:
                 if picture.problem:
                     rows.append((picture.name, "", None, None, (), picture.problem))
@@ -357,3 +351,16 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if not found:
             raise BadInput("there are no images: at least one is needed")
         return self._ready().outputs(torch.cat(found))
+
+
+def _judge(
+    fitted: Fitted, thresholds: Tensor, features: Tensor
+) -> Iterator[tuple[bool, float, float, tuple[str, ...]]]:
+    """Yield for each image whether it is known, its p-value, its score, and its best classes."""
+    outputs = fitted.outputs(features)
+    scores, predicted = fitted.score(outputs), outputs.logits.argmax(dim=1)
+    known = scores >= thresholds[predicted]
+    order = outputs.logits.argsort(dim=1, descending=True)[:, :_BEST].tolist()
+    best = [tuple(fitted.known.classes[label] for label in row) for row in order]
+    p_values = fitted.calibration.p_values(scores, predicted)
+    yield from zip(known.tolist(), p_values.tolist(), scores.tolist(), best, strict=True)
