@@ -68,6 +68,20 @@ def test_published_weights_are_named_and_not_stored(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_has_the_values_that_it_was_fitted_with(make: Make, tmp_path: Path) -> None:
+    """Others may be set for the next learning; the share to reject changes at once."""
+    known = make(reject=0.3, seed=3).learn(*pictures([0, 1, 2], 12))
+    known.set_params(reject=0.1, detector="knn", learner="slda", per="class", held_out=0.5, seed=4)
+    known.save(tmp_path / "a.opencil")
+    found = opencil.OpenWorldClassifier.load(tmp_path / "a.opencil", runtime="torch")
+    test, _ = pictures([0, 1, 2, 5], 5, start=70)
+    pd.testing.assert_frame_equal(found.predict(test), known.predict(test))
+    assert (found.reject, found.seed, found.per) == (0.1, 3, "all")
+    known.set_params(reject=7.0)
+    with pytest.raises(opencil.BadInput, match="reject"):
+        known.save(tmp_path / "b.opencil")
+
+
 def test_names_are_text(make: Make, tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "a\x1b[31m\nb", "../../etc", "Käfer 🐞"]
     images, labels = pictures([0, 1, 2, 3], 8)

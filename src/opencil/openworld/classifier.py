@@ -121,7 +121,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         before = self._fitted.known if self._fitted is not None else None
         known = add_images(before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed)
         values = HeadValues(learner, (len(known.classes),), self.seed)
-        fitted = finish(known, values, fit_head(values, known), detector, self.per)
+        fitted = finish(known, values, fit_head(values, known), detector, self._given())
         self._fitted, self._network = fitted, network  # at once, for other threads that predict
         if not fitted.calibration.promise(self.reject).holds:
             warnings.warn(self.promise_, stacklevel=2)
@@ -283,6 +283,12 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
                 raise not_allowed(name, value, "a number between 0 and 1 is needed")
         if self.per not in get_args(Per):
             raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")
+
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments that decide what is learned: all but those that may change at any time."""
+        later = ("reject", "runtime", "device")
+        values = {key: value for key, value in self.get_params().items() if key not in later}
+        return copy.deepcopy(values)
 
     def _ready(self) -> Fitted:
         if self._fitted is None:

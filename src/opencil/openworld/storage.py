@@ -58,13 +58,14 @@ class Record(Values):
 
 def save(classifier: "OpenWorldClassifier", path: Path) -> None:
     """Write a classifier to a file, whole or not at all."""
+    classifier._check()
     fitted, network = classifier._ready(), classifier._network
     known = fitted.known
     tensors = {f"known.{key}": getattr(known, key) for key in _OF_KNOWN}
     tensors["calibration.scores"] = fitted.calibration.scores
     for number, part in enumerate(fitted.carried):
         tensors |= {f"carried.{number}.{key}": tensor for key, tensor in part.items()}
-    values = classifier.get_params()
+    values = {"reject": float(classifier.reject), **fitted.given}
     if isinstance(network, Pretrained):
         values["backbone"] = network.named
         if not is_published(network.named):
@@ -78,7 +79,7 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
     record = Record(
         FORMAT,
         __version__,
-        {key: value for key, value in values.items() if key not in ("runtime", "device")},
+        values,
         known.classes,
         known.tasks,
         network.preprocessing.transform,
@@ -145,7 +146,7 @@ def _restore(
     parts = (_part(tensors, f"carried.{number}.") for number in count())
     carried = tuple(takewhile(bool, parts))
     detector = create_detector(classifier.detector)
-    fitted = finish(known, record.head, model, detector, classifier.per, carried)
+    fitted = finish(known, record.head, model, detector, classifier._given(), carried)
     found, stored = fitted.calibration.scores, tensors["calibration.scores"]
     if found.shape != stored.shape or (found - stored).abs().max() > _TOLERANCE * stored.abs().max():
         raise BadInput("its detector gives other scores here than where it was stored: use the same versions")
