@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 import opencil
+from opencil.openworld.fitting import HeadValues
 from opencil.openworld.storage import FORMAT
 from tests.openworld.conftest import pictures
 
@@ -145,6 +146,41 @@ def test_wrong_contents_are_refused_in_a_sentence(what: str, stored: Path) -> No
     with pytest.raises(opencil.BadInput, match=r"stripes|another network") as error:
         opencil.OpenWorldClassifier.load(stored, runtime="torch").predict(pictures([0], 1)[0])
     assert len(str(error.value)) < 700
+
+
+def test_a_head_is_not_made_before_its_shapes_are_checked(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of stored tensors do not hide how much the others would take."""
+
+    def widen(record: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        record["head"]["learner"]["width"] = 14_000_000
+        tensors.update({f"head.head.{key}": torch.zeros(1) for key in ("projection", "last.weight")})
+
+    refuse_real_heads(monkeypatch)
+    rewrite(stored, widen)
+    with pytest.raises(opencil.BadInput, match="other tensors"):
+        opencil.OpenWorldClassifier.load(stored, runtime="torch")
+
+
+@pytest.mark.parametrize("backbone", [{"weights": "/etc/hostname"}, {"pretrained": True}])
+def test_the_network_of_a_head_opens_no_file(
+    backbone: dict[str, Any], stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_real_heads(monkeypatch)
+    rewrite(stored, lambda r, t: r["head"].update(backbone={"name": "resnet8", **backbone}))
+    with pytest.raises(opencil.BadInput, match="not opened"):
+        opencil.OpenWorldClassifier.load(stored, runtime="torch")
+
+
+def refuse_real_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank = HeadValues.blank
+
+    def check(self: HeadValues, width: int, meta: bool = False) -> torch.nn.Module:
+        assert meta, "a head with memory"
+        return blank(self, width, meta)
+
+    monkeypatch.setattr(HeadValues, "blank", check)
 
 
 def archive_of(path: Path, members: dict[str, bytes], **values: Any) -> None:

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,10 +188,16 @@ def _check_known(known: Known) -> Known:
 
 def _restore_head(record: Record, stored: Mapping[str, Tensor], width: int) -> Any:
     """Return the head of a record, with its stored tensors, if it has the checksum that it had."""
-    blank = record.head.blank(width, meta=True)  # how large would it be?
-    shapes = {key: tensor.shape for key, tensor in blank.state_dict().items()}
-    drawn = sum(4 * prod(shape) for key, shape in shapes.items() if key not in stored)
-    if not stored.keys() <= shapes.keys() or drawn > _LARGEST_DRAWN:
+    backbone = record.head.backbone
+    if backbone is not None and without_weights(backbone) != backbone:
+        raise BadInput("its head has weights elsewhere, which are not opened")
+    blank = record.head.blank(width, meta=True).state_dict()  # how large would it be?
+    drawn = sum(tensor.nbytes for key, tensor in blank.items() if key not in stored)
+    alike = all(
+        key in blank and (tensor.shape, tensor.dtype) == (blank[key].shape, blank[key].dtype)
+        for key, tensor in stored.items()
+    )
+    if not alike or drawn > _LARGEST_DRAWN:
         raise BadInput("its head has other tensors than its learner makes")
     model = record.head.blank(width)
     state = {**model.state_dict(), **stored}
