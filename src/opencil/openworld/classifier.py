@@ -25,6 +25,7 @@ from opencil.openworld.fitting import (
     Fitted,
     HeadValues,
     add_images,
+    check_class,
     check_learner,
     create_detector,
     finish,
@@ -108,11 +109,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             for picture in pictures:
                 if picture.problem:
                     raise BadInput(picture.problem)
-                if picture.label in ("", UNKNOWN):
-                    what = "no class" if not picture.label else f"the class {UNKNOWN!r}, which is reserved"
-                    raise BadInput(
-                        f"image {picture.name} has {what}: give labels, or a folder for each class"
-                    )
+                check_class(picture.label, f"image {picture.name}")
             names += [picture.label for picture in pictures]
             keys += [picture.key for picture in pictures]
             features.append(found)

@@ -54,6 +54,17 @@ class Known:
         return torch.tensor(self.tasks)
 
 
+def check_class(name: str, of: str) -> None:
+    """Refuse a class without a name, with the reserved one, or with one that cannot be written."""
+    if not name.strip() or name.strip().casefold() == UNKNOWN:
+        what = f"the class {name!r}, which is reserved" if name.strip() else "no class"
+        raise BadInput(f"{of} has {what}: give labels, or a folder for each class")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{of} has the class {name!a}, which is not valid Unicode: rename it") from None
+
+
 def add_images(
     known: Known | None, names: Sequence[str], keys: Tensor, features: Tensor, held_out: float, seed: int
 ) -> Known:
@@ -237,6 +248,8 @@ def finish(
     carried: tuple[Statistics, ...] = (),
 ) -> Fitted:
     """Set the detector of a head up, and calibrate both on the images that are held out."""
+    for name in known.classes:
+        check_class(name, "the classifier")
     detector = fit_detector(detector, model, known, carried)
     labels = known.labels[known.held]
     if not len(labels):
