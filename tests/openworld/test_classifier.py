@@ -233,6 +233,17 @@ def test_names_that_are_not_valid_unicode(make: Make, folder: Path, tmp_path: Pa
     found.to_csv().encode()
 
 
+def test_classes_without_a_held_out_image_are_counted(make: Make) -> None:
+    images, labels = pictures([0, 1], 20)
+    single, names = pictures([2, 3, 4], 1)
+    classifier = make(reject=0.2).learn(images, labels)
+    assert classifier.calibration_.promise(0.2).holds
+    with pytest.warns(UserWarning, match="3 of 5 classes have no held-out image"):
+        classifier.learn(single, names)
+    second, _ = pictures([2, 3, 4], 1, start=9)
+    assert classifier.learn(second, names).calibration_.promise(0.2).holds
+
+
 def test_few_images_are_a_warning_and_a_single_one_is_refused(make: Make) -> None:
     with pytest.warns(UserWarning, match="nothing is rejected"):
         classifier = make().learn(*pictures([0, 1], 5))

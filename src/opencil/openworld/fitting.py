@@ -258,8 +258,8 @@ def finish(
             "images of some class"
         )
     outputs = compute_outputs(model, known.features[known.held], labels)
-    predicted = outputs.logits.argmax(dim=1)
-    calibration = Calibration.of(detector.score(outputs), predicted, known.tasks, given["per"])
+    predicted, absent = outputs.logits.argmax(dim=1), len(known.classes) - len(labels.unique())
+    calibration = Calibration.of(detector.score(outputs), predicted, known.tasks, given["per"], absent)
     temperature = fit_temperature(outputs.logits, labels)
     return Fitted(known, values, model, detector, calibration, temperature, given, carried)
 
