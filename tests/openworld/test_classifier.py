@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -187,6 +188,7 @@ def test_what_cannot_be_learned_changes_nothing(make: Make, folder: Path, tmp_pa
     for given, of, key in (
         (tmp_path / "bad", None, "cut.png"),
         (images, ["unknown"] * 3, "reserved"),
+        (images, [" Unknown"] * 3, "reserved"),
         (images, None, "no class"),
         (images, labels[:2], "labels"),
         (images, [0.5, 1.5, 2.5], "label"),
@@ -200,6 +202,35 @@ def test_what_cannot_be_learned_changes_nothing(make: Make, folder: Path, tmp_pa
     assert classifier._ready() is before
     with pytest.raises(opencil.BadInput, match="backbone"):
         classifier.set_params(backbone="efficientnet-lite0").learn(images, labels)
+
+
+@pytest.mark.parametrize("unreadable", [1, 32, 40])
+def test_batches_without_a_readable_image_are_notes(unreadable: int, make: Make) -> None:
+    """Thirty-two images pass through the network together."""
+    classifier = make(reject=0.3).learn(*pictures([0, 1], 10))
+    files: list[Any] = [b"no image"] * unreadable
+    found = classifier.predict([*files, picture(0, 50)])
+    assert (found["note"] != "").tolist() == [True] * unreadable + [False]
+    assert found["score"].iloc[-1] == classifier.predict([picture(0, 50)])["score"].iloc[0]
+    only = classifier.predict(files)
+    assert (only["note"] != "").all()
+    assert only["p_value"].isna().all()
+
+
+def test_names_that_are_not_valid_unicode(make: Make, folder: Path, tmp_path: Path) -> None:
+    classifier = make(reject=0.3).learn(folder)
+    images, _ = pictures([5], 3)
+    for name in ("caf\udce9", "\ud800"):
+        with pytest.raises(opencil.BadInput, match="Unicode") as error:
+            classifier.learn(images, [name] * 3)
+        str(error.value).encode()
+    file, none = tmp_path / "caf\udce9.png", "\ud800.png"
+    file.write_bytes((folder / "class 0" / "0.png").read_bytes())
+    found = classifier.predict([file, none])
+    assert found["note"].iloc[1]
+    assert [name.rsplit("/")[-1] for name in found["file"]] == [r"caf\udce9.png", r"\ud800.png"]
+    assert found["label"].iloc[0] == classifier.predict(folder / "class 0" / "0.png")["label"].iloc[0]
+    found.to_csv().encode()
 
 
 def test_few_images_are_a_warning_and_a_single_one_is_refused(make: Make) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 import opencil
+from opencil.openworld.fitting import HeadValues
 from opencil.openworld.storage import FORMAT
 from tests.openworld.conftest import pictures
 
@@ -68,6 +69,20 @@ def test_published_weights_are_named_and_not_stored(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_has_the_values_that_it_was_fitted_with(make: Make, tmp_path: Path) -> None:
+    """Others may be set for the next learning; the share to reject changes at once."""
+    known = make(reject=0.3, seed=3).learn(*pictures([0, 1, 2], 12))
+    known.set_params(reject=0.1, detector="knn", learner="slda", per="class", held_out=0.5, seed=4)
+    known.save(tmp_path / "a.opencil")
+    found = opencil.OpenWorldClassifier.load(tmp_path / "a.opencil", runtime="torch")
+    test, _ = pictures([0, 1, 2, 5], 5, start=70)
+    pd.testing.assert_frame_equal(found.predict(test), known.predict(test))
+    assert (found.reject, found.seed, found.per) == (0.1, 3, "all")
+    known.set_params(reject=7.0)
+    with pytest.raises(opencil.BadInput, match="reject"):
+        known.save(tmp_path / "b.opencil")
+
+
 def test_names_are_text(make: Make, tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "a\x1b[31m\nb", "../../etc", "Käfer 🐞"]
     images, labels = pictures([0, 1, 2, 3], 8)
@@ -91,6 +106,9 @@ HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] 
     "a missing key": lambda r, t: r.pop("classes"),
     "classes twice": lambda r, t: r.update(classes=["a", "a", "b"]),
     "too few classes": lambda r, t: r.update(classes=["a"], tasks=[1]),
+    "a class without a name": lambda r, t: r.update(classes=["", "b", "c"]),
+    "a class of the reserved name": lambda r, t: r.update(classes=["UNKNOWN", "b", "c"]),
+    "a class that is not Unicode": lambda r, t: r.update(classes=["\ud800", "b", "c"]),
     "classes that are numbers": lambda r, t: r.update(classes=[1, 2, 3]),
     "an unknown argument": lambda r, t: r["values"].update(shell="sh"),
     "no share": lambda r, t: r["values"].update(reject=2.0),
@@ -131,6 +149,41 @@ def test_wrong_contents_are_refused_in_a_sentence(what: str, stored: Path) -> No
     with pytest.raises(opencil.BadInput, match=r"stripes|another network") as error:
         opencil.OpenWorldClassifier.load(stored, runtime="torch").predict(pictures([0], 1)[0])
     assert len(str(error.value)) < 700
+
+
+def test_a_head_is_not_made_before_its_shapes_are_checked(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of stored tensors do not hide how much the others would take."""
+
+    def widen(record: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        record["head"]["learner"]["width"] = 14_000_000
+        tensors.update({f"head.head.{key}": torch.zeros(1) for key in ("projection", "last.weight")})
+
+    refuse_real_heads(monkeypatch)
+    rewrite(stored, widen)
+    with pytest.raises(opencil.BadInput, match="other tensors"):
+        opencil.OpenWorldClassifier.load(stored, runtime="torch")
+
+
+@pytest.mark.parametrize("backbone", [{"weights": "/etc/hostname"}, {"pretrained": True}])
+def test_the_network_of_a_head_opens_no_file(
+    backbone: dict[str, Any], stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_real_heads(monkeypatch)
+    rewrite(stored, lambda r, t: r["head"].update(backbone={"name": "resnet8", **backbone}))
+    with pytest.raises(opencil.BadInput, match="not opened"):
+        opencil.OpenWorldClassifier.load(stored, runtime="torch")
+
+
+def refuse_real_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank = HeadValues.blank
+
+    def check(self: HeadValues, width: int, meta: bool = False) -> torch.nn.Module:
+        assert meta, "a head with memory"
+        return blank(self, width, meta)
+
+    monkeypatch.setattr(HeadValues, "blank", check)
 
 
 def archive_of(path: Path, members: dict[str, bytes], **values: Any) -> None:

@@ -25,6 +25,7 @@ from opencil.openworld.fitting import (
     Fitted,
     HeadValues,
     add_images,
+    check_class,
     check_learner,
     create_detector,
     finish,
@@ -108,11 +109,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
             for picture in pictures:
                 if picture.problem:
                     raise BadInput(picture.problem)
-                if picture.label in ("", UNKNOWN):
-                    what = "no class" if not picture.label else f"the class {UNKNOWN!r}, which is reserved"
-                    raise BadInput(
-                        f"image {picture.name} has {what}: give labels, or a folder for each class"
-                    )
+                check_class(picture.label, f"image {picture.name}")
             names += [picture.label for picture in pictures]
             keys += [picture.key for picture in pictures]
             features.append(found)
@@ -121,7 +118,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         before = self._fitted.known if self._fitted is not None else None
         known = add_images(before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed)
         values = HeadValues(learner, (len(known.classes),), self.seed)
-        fitted = finish(known, values, fit_head(values, known), detector, self.per)
+        fitted = finish(known, values, fit_head(values, known), detector, self._given())
         self._fitted, self._network = fitted, network  # at once, for other threads that predict
         if not fitted.calibration.promise(self.reject).holds:
             warnings.warn(self.promise_, stacklevel=2)
@@ -152,13 +149,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         thresholds = fitted.calibration.thresholds(self.reject)
         rows = list[tuple[Any, ...]]()
         for pictures, features in self._read(images, None, progress, "predicting"):
-            outputs = fitted.outputs(features)
-            scores, predicted = fitted.score(outputs), outputs.logits.argmax(dim=1)
-            known = scores >= thresholds[predicted]
-            order = outputs.logits.argsort(dim=1, descending=True)[:, :_BEST].tolist()
-            best = [tuple(fitted.known.classes[label] for label in row) for row in order]
-            p = fitted.calibration.p_values(scores, predicted).tolist()
-            columns = zip(known.tolist(), p, scores.tolist(), best, strict=True)
+            columns = _judge(fitted, thresholds, features) if len(features) else iter(())
             for picture in pictures:
                 if picture.problem:
                     rows.append((picture.name, "", None, None, (), picture.problem))
@@ -290,6 +281,12 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if self.per not in get_args(Per):
             raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")
 
+    def _given(self) -> dict[str, Any]:
+        """Return the arguments that decide what is learned: all but those that may change at any time."""
+        later = ("reject", "runtime", "device")
+        values = {key: value for key, value in self.get_params().items() if key not in later}
+        return copy.deepcopy(values)
+
     def _ready(self) -> Fitted:
         if self._fitted is None:
             raise BadInput("nothing has been learned yet: call learn first")
@@ -357,3 +354,16 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if not found:
             raise BadInput("there are no images: at least one is needed")
         return self._ready().outputs(torch.cat(found))
+
+
+def _judge(
+    fitted: Fitted, thresholds: Tensor, features: Tensor
+) -> Iterator[tuple[bool, float, float, tuple[str, ...]]]:
+    """Yield for each image whether it is known, its p-value, its score, and its best classes."""
+    outputs = fitted.outputs(features)
+    scores, predicted = fitted.score(outputs), outputs.logits.argmax(dim=1)
+    known = scores >= thresholds[predicted]
+    order = outputs.logits.argsort(dim=1, descending=True)[:, :_BEST].tolist()
+    best = [tuple(fitted.known.classes[label] for label in row) for row in order]
+    p_values = fitted.calibration.p_values(scores, predicted)
+    yield from zip(known.tolist(), p_values.tolist(), scores.tolist(), best, strict=True)

@@ -21,7 +21,7 @@ from opencil.engine.seeding import derive, seeded
 from opencil.errors import BadInput, not_allowed
 from opencil.nets.features import StoredFeatures
 from opencil.nets.model import Classifier, Model
-from opencil.openworld.conformal import Calibration, Per
+from opencil.openworld.conformal import Calibration
 from opencil.registry import DETECTORS, LEARNERS
 from opencil.validation import Count, Values, Whole
 
@@ -52,6 +52,17 @@ class Known:
     def task_of_class(self) -> Tensor:
         """Return the task of each class, [C]."""
         return torch.tensor(self.tasks)
+
+
+def check_class(name: str, of: str) -> None:
+    """Refuse a class without a name, with the reserved one, or with one that cannot be written."""
+    if not name.strip() or name.strip().casefold() == UNKNOWN:
+        what = f"the class {name!r}, which is reserved" if name.strip() else "no class"
+        raise BadInput(f"{of} has {what}: give labels, or a folder for each class")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{of} has the class {name!a}, which is not valid Unicode: rename it") from None
 
 
 def add_images(
@@ -132,7 +143,10 @@ class HeadOf(nn.Module):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A head with its detector and calibration; ``carried`` are statistics that its set-up was given."""
+    """A head with its detector and calibration; ``carried`` are statistics that its set-up was given.
+
+    ``given`` are the arguments of the classifier that it was fitted with, which may be others by now.
+    """
 
     known: Known
     values: HeadValues
@@ -140,6 +154,7 @@ class Fitted:
     detector: Detector
     calibration: Calibration
     temperature: float  #: of probabilities
+    given: dict[str, Any]
     carried: tuple[Statistics, ...] = ()
 
     def outputs(self, features: Tensor) -> Outputs:
@@ -229,10 +244,12 @@ def finish(
     values: HeadValues,
     model: Any,
     detector: Detector,
-    per: Per,
+    given: dict[str, Any],
     carried: tuple[Statistics, ...] = (),
 ) -> Fitted:
     """Set the detector of a head up, and calibrate both on the images that are held out."""
+    for name in known.classes:
+        check_class(name, "the classifier")
     detector = fit_detector(detector, model, known, carried)
     labels = known.labels[known.held]
     if not len(labels):
@@ -241,9 +258,10 @@ def finish(
             "images of some class"
         )
     outputs = compute_outputs(model, known.features[known.held], labels)
-    calibration = Calibration.of(detector.score(outputs), outputs.logits.argmax(dim=1), known.tasks, per)
+    predicted = outputs.logits.argmax(dim=1)
+    calibration = Calibration.of(detector.score(outputs), predicted, known.tasks, given["per"])
     temperature = fit_temperature(outputs.logits, labels)
-    return Fitted(known, values, model, detector, calibration, temperature, carried)
+    return Fitted(known, values, model, detector, calibration, temperature, given, carried)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

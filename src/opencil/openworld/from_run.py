@@ -87,7 +87,7 @@ def fill(
         features,
         torch.cat([torch.full((len(of),), is_held) for _, of, is_held in parts]),
     )
-    classifier._fitted = finish(known, values, head, detector, classifier.per, carried)
+    classifier._fitted = finish(known, values, head, detector, classifier._given(), carried)
 
 
 def _open_without_images(path: str | Path, classes: Sequence[str] | None) -> Run:

@@ -112,13 +112,19 @@ def _find_files(path: Path, learning: bool) -> list[Item]:
         if not path.is_dir():
             raise BadInput(f"there is no folder {path}: one with a folder of images for each class is needed")
         source = read_class_folders(path)
-        return [(str(p), p, source.classes[c]) for p, c in zip(source.paths, source.labels, strict=True)]
+        pairs = zip(source.paths, source.labels, strict=True)
+        return [(_name_file(p), p, source.classes[c]) for p, c in pairs]
     if not path.exists():
         raise BadInput(f"there is no folder {path}: a folder of images, or an image, is needed")
     found = list(find_images(path)) if path.is_dir() else [path]
     if not found:
         raise BadInput(f"{path} has no images")
-    return [(str(p), p, "") for p in found]
+    return [(_name_file(p), p, "") for p in found]
+
+
+def _name_file(path: str | Path) -> str:
+    """Return the name of a file as valid Unicode: what is not is escaped."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _split(item: Any) -> tuple[Any, Any]:
@@ -141,7 +147,7 @@ def _split_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
 def _name(pairs: Iterable[tuple[Any, Any]], classes: Any) -> Iterator[Item]:
     """Yield items: files are named by their paths, other images by their number."""
     for number, (image, label) in enumerate(pairs):
-        name = str(image) if isinstance(image, str | Path) else str(number)
+        name = _name_file(image) if isinstance(image, str | Path) else str(number)
         if isinstance(label, Tensor | np.generic) and label.ndim == 0:
             label = label.item()
         if classes and type(label) is int and 0 <= label < len(classes):

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,13 +58,14 @@ class Record(Values):
 
 def save(classifier: "OpenWorldClassifier", path: Path) -> None:
     """Write a classifier to a file, whole or not at all."""
+    classifier._check()
     fitted, network = classifier._ready(), classifier._network
     known = fitted.known
     tensors = {f"known.{key}": getattr(known, key) for key in _OF_KNOWN}
     tensors["calibration.scores"] = fitted.calibration.scores
     for number, part in enumerate(fitted.carried):
         tensors |= {f"carried.{number}.{key}": tensor for key, tensor in part.items()}
-    values = classifier.get_params()
+    values = {"reject": float(classifier.reject), **fitted.given}
     if isinstance(network, Pretrained):
         values["backbone"] = network.named
         if not is_published(network.named):
@@ -78,7 +79,7 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
     record = Record(
         FORMAT,
         __version__,
-        {key: value for key, value in values.items() if key not in ("runtime", "device")},
+        values,
         known.classes,
         known.tasks,
         network.preprocessing.transform,
@@ -145,7 +146,7 @@ def _restore(
     parts = (_part(tensors, f"carried.{number}.") for number in count())
     carried = tuple(takewhile(bool, parts))
     detector = create_detector(classifier.detector)
-    fitted = finish(known, record.head, model, detector, classifier.per, carried)
+    fitted = finish(known, record.head, model, detector, classifier._given(), carried)
     found, stored = fitted.calibration.scores, tensors["calibration.scores"]
     if found.shape != stored.shape or (found - stored).abs().max() > _TOLERANCE * stored.abs().max():
         raise BadInput("its detector gives other scores here than where it was stored: use the same versions")
@@ -187,10 +188,16 @@ def _check_known(known: Known) -> Known:
 
 def _restore_head(record: Record, stored: Mapping[str, Tensor], width: int) -> Any:
     """Return the head of a record, with its stored tensors, if it has the checksum that it had."""
-    blank = record.head.blank(width, meta=True)  # how large would it be?
-    shapes = {key: tensor.shape for key, tensor in blank.state_dict().items()}
-    drawn = sum(4 * prod(shape) for key, shape in shapes.items() if key not in stored)
-    if not stored.keys() <= shapes.keys() or drawn > _LARGEST_DRAWN:
+    backbone = record.head.backbone
+    if backbone is not None and without_weights(backbone) != backbone:
+        raise BadInput("its head has weights elsewhere, which are not opened")
+    blank = record.head.blank(width, meta=True).state_dict()  # how large would it be?
+    drawn = sum(tensor.nbytes for key, tensor in blank.items() if key not in stored)
+    alike = all(
+        key in blank and (tensor.shape, tensor.dtype) == (blank[key].shape, blank[key].dtype)
+        for key, tensor in stored.items()
+    )
+    if not alike or drawn > _LARGEST_DRAWN:
         raise BadInput("its head has other tensors than its learner makes")
     model = record.head.blank(width)
     state = {**model.state_dict(), **stored}
