@@ -97,6 +97,10 @@ def test_files_that_are_no_images_are_noted_and_never_learned(service: Service) 
     Image.new("1", (10_000, 6_000)).save(bomb, "PNG")
     hostile = [b"", b"<svg onload=alert(1)>", png()[:200], bomb.getvalue(), b"%!PS\n", b"/etc/passwd"]
     web = client(service)
+    (alone,) = web.post("/predict", files=files(b"no image")).json()["predictions"]
+    assert alone["note"].startswith("it ")
+    assert (alone["label"], alone["p_value"], alone["score"], alone["best"]) == ("", None, None, [])
+    assert "opencil_images 0\n" in web.get("/metrics").text
     sizes = png(1, 1), png(1, 300), png(300, 1, "L"), png(5, 5, "RGBA")
     rows = web.post("/predict", files=files(*hostile, *sizes)).json()["predictions"]
     assert [bool(row["note"]) for row in rows] == [True] * 6 + [False] * 4
