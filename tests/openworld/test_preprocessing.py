@@ -7,12 +7,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opencil.data.readers.source import CorruptImage
-from opencil.data.transforms import Transform
+from opencil.data.transforms import Transform, resize_shorter_side
 from opencil.errors import BadInput
 from opencil.openworld.export import to_onnx, trace
-from opencil.openworld.preprocessing import Preprocessing, decode_image
+from opencil.openworld.preprocessing import Preprocessing, decode_image, resize_in_strips
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 SIZES = [(32, 32), (24, 24), (90, 120), (33, 17), (200, 131), (1, 1), (1, 3), (24, 500)]
@@ -54,6 +55,25 @@ def test_it_resizes_like_pillow(height: int, width: int, interpolation: str) -> 
     assert found.dtype == torch.float32
     apart = (found - expected).abs() * torch.tensor(STD).view(3, 1, 1) * 255
     assert float(apart.max()) < 1.51  # Pillow rounds to bytes, once for rows and once for columns
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_strips_have_the_bits_of_the_whole_and_take_less(interpolation: str) -> None:
+    class Largest(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, call, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = call(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.is_floating_point():
+                self.found = max(self.found, result.numel())
+            return result
+
+    for height, width in [*SIZES, (1100, 900)]:
+        images = smooth_images(2, height, width)
+        with Largest() as largest:
+            found = resize_in_strips(images, 24, interpolation)
+        assert torch.equal(found, resize_shorter_side(images.double(), 24, interpolation))
+    assert largest.found < images.numel() / 4
 
 
 def test_it_is_the_transform_of_the_benchmark() -> None:

@@ -97,6 +97,10 @@ def test_files_that_are_no_images_are_noted_and_never_learned(service: Service) 
     Image.new("1", (10_000, 6_000)).save(bomb, "PNG")
     hostile = [b"", b"<svg onload=alert(1)>", png()[:200], bomb.getvalue(), b"%!PS\n", b"/etc/passwd"]
     web = client(service)
+    (alone,) = web.post("/predict", files=files(b"no image")).json()["predictions"]
+    assert alone["note"].startswith("it ")
+    assert (alone["label"], alone["p_value"], alone["score"], alone["best"]) == ("", None, None, [])
+    assert "opencil_images 0\n" in web.get("/metrics").text
     sizes = png(1, 1), png(1, 300), png(300, 1, "L"), png(5, 5, "RGBA")
     rows = web.post("/predict", files=files(*hostile, *sizes)).json()["predictions"]
     assert [bool(row["note"]) for row in rows] == [True] * 6 + [False] * 4
@@ -144,6 +148,49 @@ def test_large_requests_are_refused_while_they_come(
     assert len(list(parts)) > 980
     assert web.post("/predict", files=files(*[png(3, 3)] * 4)).status_code == 422
     assert web.post("/predict", files=files(png(3, 3))).status_code == 200
+
+
+def test_many_and_slow_requests_leave_the_page_responsive(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    httpx, free, read = pytest.importorskip("httpx"), threading.Event(), list[str]()
+    predict = service.predict
+
+    def wait(names: Any, contents: Any) -> Any:
+        read.append(names[0])
+        free.wait(30)
+        return predict(names, contents)
+
+    monkeypatch.setattr(service, "predict", wait)
+
+    async def slowly() -> Any:
+        yield b"--b\r\n"
+        await asyncio.Event().wait()
+
+    async def send_many() -> None:
+        app = create_app(service)
+        web = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, timeout=None)
+        posts = [asyncio.create_task(web.post("/predict", files=files(png()))) for _ in range(60)]
+        refused = [await post for post in (await asyncio.wait(posts, return_when="FIRST_COMPLETED"))[0]]
+        assert (await web.get("/")).status_code == 200
+        assert len((await web.get("/classes")).json()["classes"]) == 4
+        assert len(read) <= 2  # others wait before their files are read
+        free.set()
+        answers = await asyncio.gather(*posts)
+        found = [answer.status_code for answer in answers]
+        assert refused[0].status_code == 503
+        assert sorted(found) == [200] * serve.MOST_REQUESTS + [503] * (60 - serve.MOST_REQUESTS)
+        busy = answers[found.index(503)]
+        assert busy.headers["retry-after"] == "5"
+        assert "try again" in busy.json()["detail"]
+        kind = {"content-type": "multipart/form-data; boundary=b"}
+        monkeypatch.setattr(serve, "LONGEST_UPLOAD", 0.1)
+        slow = [web.post("/learn", content=slowly(), headers=kind) for _ in range(serve.MOST_REQUESTS)]
+        assert {answer.status_code for answer in await asyncio.gather(*slow)} == {408}
+        monkeypatch.undo()
+        assert (await web.post("/predict", files=files(png()))).status_code == 200  # nobody's place is lost
+
+    asyncio.run(send_many())
 
 
 def test_wrong_contents_are_refused(service: Service) -> None:

@@ -75,6 +75,8 @@ def test_a_person_teaches_an_unknown_image(browser: Browser, address: str, folde
     browser.evaluate(f"{AXE}")
     assert violations(browser.evaluate("axe.run()")) == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    sticky = "getComputedStyle(document.querySelector('#teaching')).position === 'sticky'"
+    assert browser.evaluate(sticky) == (width > 600)  # a narrow screen has no place for it over the cards
     browser.evaluate(f"""[...document.querySelectorAll('.unknown input')].slice(0, 3).forEach((input) => {{
         input.value = {NAME!r};
         input.dispatchEvent(new Event("input"));
@@ -88,5 +90,11 @@ def test_a_person_teaches_an_unknown_image(browser: Browser, address: str, folde
     )
     assert browser.evaluate("document.querySelectorAll('img[onerror], li:not(.card) img').length") == 0
     assert browser.evaluate("document.querySelector('#about').textContent").startswith("5 classes known")
+    browser.evaluate("document.querySelector('#clear').click()")
+    choose(browser, [folder / "class 1" / "0.png"])
+    assert browser.evaluate("document.querySelector('#teach').checkVisibility()") is False
+    browser.evaluate("show({ ...state, classes: ['black_footed_<b>albatross'] })")
+    name = "document.querySelector('#names li')"
+    assert browser.evaluate(f"{name}.innerHTML") == "black_<wbr>footed_<wbr>&lt;b&gt;albatross"
     assert browser.problems == []
     assert all(url.startswith((address, "blob:")) for url in browser.loaded if url != "about:blank")

@@ -41,7 +41,7 @@ def serve(
     """Serve a classifier: a page for people, POST /predict and /learn, GET /metrics. Ctrl-C stops it."""
     with importing():
         from opencil.openworld.classifier import OpenWorldClassifier
-        from opencil.openworld.serve import LOCAL, Service, create_app
+        from opencil.openworld.serve import LOCAL, MOST_CONNECTIONS, Service, create_app
     classifier = OpenWorldClassifier.load(model, device=device)
     app = create_app(Service(classifier, model if save else None), LOCAL if host in LOCAL else ["*"])
     import uvicorn
@@ -58,4 +58,5 @@ def serve(
     name = f"[{host}]" if ":" in host else host
     print_line(f"http://{name}:{listener.getsockname()[1]}  (Ctrl-C stops)", "good")
     with suppress(KeyboardInterrupt), listener:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        config = uvicorn.Config(app, log_level="warning", limit_concurrency=MOST_CONNECTIONS)
+        uvicorn.Server(config).run(sockets=[listener])

@@ -6,13 +6,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from opencil.data.readers.source import read_image
-from opencil.data.transforms import Transform, crop_centre, resize_shorter_side, scale_length
+from opencil.data.transforms import Transform, crop_centre, scale_length
 from opencil.errors import not_allowed
 
 #: Longer images lose their ends before they are resized: a line of pixels would become gigabytes.
 _LONGEST = 4
+#: Rows that are resized at a time: floats of all pixels of a photo would be a gigabyte.
+_STRIP = 256
 
 
 class Preprocessing(nn.Module):
@@ -44,10 +47,25 @@ class Preprocessing(nn.Module):
         assert resize is not None
         if torch.compiler.is_exporting():
             pixels = resize_by_products(images, resize, side, interpolation)
-        else:  # float64, since positions in float32 are off by 1e-5 pixels
-            pixels = resize_shorter_side(images.double(), resize, interpolation)
-            pixels = crop_centre(pixels, side, side).float()
+        else:
+            pixels = crop_centre(resize_in_strips(images, resize, interpolation), side, side).float()
         return (pixels / 255 - self.mean) / self.std
+
+
+def resize_in_strips(images: Tensor, side: int, interpolation: str) -> Tensor:
+    """Resize bytes as ``resize_shorter_side`` does floats, bit for bit: first rows, a strip at a time.
+
+    Pixels are float64, since positions in float32 are off by 1e-5 pixels.
+    """
+    height, width = images.shape[-2:]
+    rows, columns = (scale_length(length, min(height, width), side) for length in (height, width))
+    strips = [
+        F.interpolate(strip.double(), (strip.shape[-2], columns), mode=interpolation, antialias=True)
+        for strip in images.split(_STRIP, dim=-2)
+    ]
+    return F.interpolate(
+        torch.cat(strips, dim=-2), (rows, columns), mode=interpolation, antialias=True
+    ).clamp(0, 255)
 
 
 def resize_by_products(images: Tensor, resize: int, crop: int, interpolation: str) -> Tensor:

@@ -1,5 +1,6 @@
 """Serve a classifier over HTTP: predict, learn, metrics, and a page for people."""
 
+import asyncio
 import base64
 import copy
 import hashlib
@@ -29,6 +30,10 @@ LARGEST_REQUEST, MOST_FILES, LONGEST_NAME = 64 * 2**20, 64, 200
 WINDOW = 10_000
 #: Requests that compute at a time: decoding a large image takes about a gigabyte.
 _TOGETHER = 2
+#: Requests with files at a time, those that wait included, and the seconds in which their bytes must come.
+MOST_REQUESTS, LONGEST_UPLOAD = 16, 120.0
+#: Connections at a time; further ones are refused.
+MOST_CONNECTIONS = 256
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _COLUMNS = ("file", "label", "p_value", "score", "best", "note")
 Message = MutableMapping[str, Any]
@@ -46,7 +51,6 @@ class Service:
         self.classifier, self.saves_to = classifier, saves_to
         self._window: deque[dict[str, Any]] = deque(maxlen=WINDOW)
         self._learning, self._changing = threading.Lock(), threading.Lock()
-        self._computing = threading.Semaphore(_TOGETHER)
 
     def describe(self) -> dict[str, Any]:
         """Return the classes, the promise of the threshold, and the limits of requests."""
@@ -58,8 +62,7 @@ class Service:
     def predict(self, names: Sequence[str], contents: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return a row for each image file, with a note instead of a label if it cannot be read."""
         classifier = self.classifier
-        with self._computing:
-            found = classifier.predict(list(contents))
+        found = classifier.predict(list(contents))
         rows = [{str(key): value for key, value in row.items()} for row in found.to_dict("records")]
         for number, (name, row) in enumerate(zip(names, rows, strict=True)):
             # The classifier has their numbers alone.
@@ -74,7 +77,7 @@ class Service:
         labels = [label.strip() for label in labels]
         if len(labels) != len(contents) or not all(0 < len(label) <= LONGEST_NAME for label in labels):
             raise BadInput(f"each file needs the name of a class, of 1 to {LONGEST_NAME} characters")
-        with self._learning, self._computing, warnings.catch_warnings():
+        with self._learning, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the promise is part of the answer
             learned = copy.copy(self.classifier)
             learned.learn(list(contents), labels)
@@ -100,12 +103,14 @@ def create_app(service: Service, hosts: Sequence[str] = LOCAL) -> "FastAPI":
     """
     check_packages("opencil serve", "serve", "fastapi", "uvicorn", "python_multipart")
     from fastapi import FastAPI, File, Form, Request, UploadFile
+    from fastapi.concurrency import run_in_threadpool
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
     app = FastAPI(title="OpenCIL", docs_url=None, redoc_url=None, openapi_url=None)
     page = (resources.files("opencil.openworld") / "serve.html").read_text(encoding="utf-8")
     policy = page_policy(page)
+    computing, learning = asyncio.Semaphore(_TOGETHER), asyncio.Lock()
 
     @app.exception_handler(OpenCILError)
     async def refuse(_: Request, error: OpenCILError) -> Response:
@@ -124,12 +129,16 @@ def create_app(service: Service, hosts: Sequence[str] = LOCAL) -> "FastAPI":
         return service.describe()
 
     @app.post("/predict")
-    def predict(files: list[UploadFile] = File()) -> dict[str, Any]:
-        return {"predictions": service.predict([file.filename or "" for file in files], _read(files))}
+    async def predict(files: list[UploadFile] = File()) -> dict[str, Any]:
+        names = [file.filename or "" for file in files]
+        async with computing:  # those that wait have their files on disk, and no thread
+            found = await run_in_threadpool(lambda: service.predict(names, _read(files)))
+        return {"predictions": found}
 
     @app.post("/learn")
-    def learn(files: list[UploadFile] = File(), labels: list[str] = Form()) -> dict[str, Any]:
-        return service.learn(_read(files), labels)
+    async def learn(files: list[UploadFile] = File(), labels: list[str] = Form()) -> dict[str, Any]:
+        async with learning, computing:
+            return await run_in_threadpool(lambda: service.learn(_read(files), labels))
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -157,10 +166,10 @@ def page_policy(page: str) -> str:
 
 
 class Gate:
-    """Refuse requests for other hosts, from pages of other sites, and with more bytes than allowed."""
+    """Refuse requests for other hosts, from pages of other sites, too large, too slow, or too many."""
 
     def __init__(self, app: Any, hosts: Sequence[str]) -> None:
-        self.app, self.hosts = app, hosts
+        self.app, self.hosts, self.posts = app, hosts, 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass an allowed request on, and count its bytes while they come."""
@@ -172,16 +181,24 @@ class Gate:
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if problem := self._problem(headers, scope["method"]):
-            await JSONResponse({"detail": problem[1]}, problem[0])(scope, receive, send)
+            more = {"retry-after": "5"} if problem[0] == 503 else None
+            await JSONResponse({"detail": problem[1]}, problem[0], more)(scope, receive, send)
             return
         seen = 0
+        until: float | None = asyncio.get_running_loop().time() + LONGEST_UPLOAD
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, until
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, _TOO_SLOW, {"connection": "close"}) from None
             seen += len(message.get("body", b""))
             if seen > LARGEST_REQUEST:
                 raise HTTPException(413, _TOO_LARGE)
+            if not message.get("more_body"):
+                until = None  # the next message is that the client went away
             return message
 
         async def hardened(message: Message) -> None:
@@ -189,7 +206,11 @@ class Gate:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        await self.app(scope, counted, hardened)
+        self.posts += scope["method"] == "POST"
+        try:
+            await self.app(scope, counted, hardened)
+        finally:
+            self.posts -= scope["method"] == "POST"
 
     def _problem(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
         """Return the status and the sentence for a request that is refused."""
@@ -203,10 +224,13 @@ class Gate:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > LARGEST_REQUEST:
             return 413, _TOO_LARGE
+        if method == "POST" and self.posts >= MOST_REQUESTS:
+            return 503, f"{self.posts} requests are waiting already: try again in a few seconds"
         return None
 
 
 _TOO_LARGE = f"a request has more than {LARGEST_REQUEST // 2**20} MiB: send fewer or smaller images"
+_TOO_SLOW = f"the files did not come within {LONGEST_UPLOAD:.0f} seconds: send fewer or smaller images"
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
