@@ -27,8 +27,8 @@ def load_published(source: str | Path | None = None) -> pd.DataFrame:
     source = _CLONE if source is None else source
     folder = Path(source)
     if not folder.is_dir():
-        local = isinstance(source, Path) or folder.parent.is_dir() or (_CLONE.parent / folder).is_dir()
-        if local or not re.fullmatch(_NAME, source):
+        local = folder.parent.is_dir() or (_CLONE.parent / folder).is_dir()
+        if local or isinstance(source, Path) or not re.fullmatch(_NAME, source):
             raise BadInput(
                 f"there is no folder {source} in {Path.cwd()}: name a folder with published rows, or a "
                 "dataset on the Hub as owner/name"

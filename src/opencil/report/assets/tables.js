@@ -4,7 +4,9 @@ function showTables() {
   $("tables").hidden = !data.tables.length;
   if (data.opened) { // a board: its submissions come first
     $("answer").before($("tables"));
-    $("tables-title").textContent = data.tables[0].title;
+    for (const title of [$("tables-title"), document.querySelector("nav a[href='#tables']")]) {
+      title.textContent = data.tables[0].title;
+    }
     $("tables").querySelector("details").open = true;
   }
   $("tables-hint").textContent = oneSeed(Math.min(...data.groups.map((group) => group.seeds.length))) ?? "";
@@ -12,7 +14,7 @@ function showTables() {
     const heads = sheet.columns.map(({ text, label: names }) =>
       el("th", { scope: "col", class: names ? null : "number" }, text));
     const cellOf = (one, { text, label: names }) =>
-      names ? el("th", { scope: "row", class: textOf(one).length > 60 ? "long" : null }, // of CIL or detector
+      names ? el("th", { scope: "row", class: textOf(one).length > 30 ? "long" : null }, // of CIL or detector
         titled(text.toLowerCase(), textOf(one)))
         : el("td", { class: "number" }, textOf(one));
     const rows = sheet.lines.map((line) => el("tr", {}, line.map((one, j) => cellOf(one, sheet.columns[j]))));
