@@ -44,6 +44,8 @@ def test_a_bug_is_shown_in_the_user_s_own_file() -> None:
     assert "✗" in lines[1]
     assert lines[1].endswith("AttributeError: 'Tensor' object has no attribute 'nothing'")
     assert lines[2].strip().startswith("mine.py, line 17, in scores: return self.scale * ")
+    assert sum("AttributeError" in line for line in lines) == 1, "a repeated reason is told once"
+    assert any(line.endswith("as above") for line in lines)
     assert "Traceback" not in result.output
 
 

@@ -69,7 +69,10 @@ def test_what_is_refused(photos: Path) -> None:
     model = photos / "a.opencil"
     assert call("learn", photos / "first", "--model", model).exit_code == 0
     before = model.read_bytes()
+    (photos / "run").mkdir()
+    (photos / "run" / "config.yml").touch()
     for words, key in (
+        (("predict", photos / "inbox", "--model", photos / "run"), "OpenWorldClassifier.from_run"),
         (("learn", photos / "new", "--model", model, "--reject", 0.1), "--reject"),
         (("learn", photos / "none", "--model", model), "none"),
         (("learn", photos / "first", "--model", photos / "b.opencil", "--learner", "slad"), "slda"),

@@ -192,6 +192,7 @@ def test_runs_are_found_once(tmp_path: Path, done_once: Path) -> None:
         ("benchmark.memory=40", "benchmark.memory: 80 in the stored run, 40 now"),
         ("seed.class_order=1", "seed.class_order: 1993 in the stored run, 1 now"),
         ("detector.ber.alpha=2", "detector.ber.alpha"),
+        ("benchmark.memory_per_class=5", "benchmark.memory_per_class: not set in the stored run, 5 now"),
     ],
 )
 def test_a_changed_config_is_refused_and_nothing_changes(

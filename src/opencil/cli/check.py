@@ -59,17 +59,20 @@ def check(
             plugins |= dict.fromkeys(config.plugins)
         root = Path(data_root) if data_root else None
         checks += [check for plugin in plugins for check in checks_of(plugin, root, image_size)]
-    width, failed, subject = max(len(check.name) for check in checks), 0, ""
+    width, failed, subject, said = max(len(check.name) for check in checks), 0, "", set[str]()
     for number, check in enumerate(checks, 1):
         if subject != check.subject:
             print_line(subject := check.subject, style="bold")
+            said.clear()
         name, promise = check.name.replace("_", " "), (check.call.func.__doc__ or "").replace("``", "")
         with screen.status(Text(f"{number} of {len(checks)}: {subject}, {name}")):
             problem, places = check.run()
         failed += bool(problem)
-        print_line(f"{name:{width}}  {problem or promise}", "bad" if problem else "good", indent=2)
-        for place in places:
+        text = "as above" if problem in said else problem or promise
+        print_line(f"{name:{width}}  {text}", "bad" if problem else "good", indent=2)
+        for place in places if problem not in said else ():
             print_line(place, indent=width + 6)
+        said |= {problem} - {""}
     if failed:
         raise OpenCILError(f"{failed} of {len(checks)} checks failed")
     print_line(f"all {len(checks)} checks passed")

@@ -62,7 +62,7 @@ def run(
 
 def _evaluate(
     config: "Config",
-    folder: Path = argument("FOLDER", "Folder with a file of weights for each step."),
+    folder: Path = argument("FOLDER", "Folder of checkpoints, one a step."),
     factory: str = option("FILE.py:NAME", "Makes a model: make(classes) or make(path, classes).", ...),
     name: str = option("NAME", "Name of the method, in folders and tables.", ...),
     memory: str = option("herding|none|FILE", "Exemplars: a JSON file has indices for each step.", "herding"),
@@ -71,7 +71,7 @@ def _evaluate(
     dry_run: bool = DRY_RUN,
     quiet: bool = QUIET,
 ) -> None:
-    """Evaluate models that were trained elsewhere, a file of weights for each step.
+    """Evaluate models that were trained elsewhere: a folder of checkpoints, one a step.
 
     They go through the whole protocol into a stored run, which every report reads. Files of weights are read
     as data, never as code. Called again, it resumes.

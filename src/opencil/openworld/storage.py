@@ -104,6 +104,10 @@ _OF_KNOWN = ("keys", "labels", "features", "held")
 
 def load(cls: type[Found], path: Path, runtime: "Runtime", device: str) -> Found:
     """Return the classifier in a file, or refuse the file in a sentence."""
+    if path.is_dir() and (path / "config.yml").exists():
+        raise BadInput(
+            f"{path} is a stored run: OpenWorldClassifier.from_run makes a classifier of it, to save"
+        )
     if not path.is_file():
         raise BadInput(f"there is no file {path}: a classifier that was saved is needed")
     try:

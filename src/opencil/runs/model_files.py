@@ -31,11 +31,13 @@ class ModelFiles:
 
     def __init__(self, folder: Path, factory: Callable[..., Any]) -> None:
         if not folder.is_dir():
-            raise BadInput(f"there is no folder {folder}: a folder with a file for each step is needed")
+            raise BadInput(f"there is no folder {folder}: a folder of checkpoints, one a step, is needed")
         files = [path for path in folder.iterdir() if path.suffix in ENDINGS]
         self.files = sorted(files, key=lambda path: _natural(path.name))
         if not files:
-            raise BadInput(f"there are no files of weights in {folder}: they end in {', '.join(ENDINGS)}")
+            raise BadInput(
+                f"there are no checkpoints, one a step, in {folder}: their names end in {', '.join(ENDINGS)}"
+            )
         parameters = inspect.signature(factory).parameters.values()
         needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
         if len(needed) not in (1, 2):

@@ -331,7 +331,7 @@ class RunFolder:
             for record in (stored, spec.record())
         )
         return [
-            (key, repr(then.get(key, "absent")), repr(now.get(key, "absent")))
+            (key, *(repr(values[key]) if key in values else "not set" for values in (then, now)))
             for key in sorted(then.keys() | now.keys())
             if then.get(key, ...) != now.get(key, ...) and now.get(key) != "compute"  # as in a dry run
         ]

@@ -312,11 +312,29 @@ def test_the_answer_is_of_the_chosen_model(
         100 * found.loc[(cil, detector, "all"), ["mean", "std"]]
         for cil, detector in (("wa", "energy"), ("icarl", "msp"))
     )
-    assert browser.evaluate(verdict).startswith(f"Energy {best:.1f} ± {spread:.1f}; ")
+    assert browser.evaluate(verdict).startswith(f"Energy {best:.1f} ± {spread:.1f} (3 seeds); ")
     browser.choose("model", "icarl")
     assert browser.evaluate(verdict).startswith(f"MSP {msp:.1f}")
     one = 100 * found.loc[("icarl", "energy", "all"), "mean"]
-    assert browser.evaluate(verdict).endswith(f"; on one seed Energy {one:.1f}: not told apart.")
+    assert browser.evaluate(verdict).endswith(
+        f" (3 seeds). On one seed only: Energy {one:.1f}: not told apart."
+    )
+
+
+def test_a_chosen_model_that_is_not_at_a_k_is_told(show: Callable[..., Any], made_up: Rows) -> None:
+    given = (("icarl", 10), ("wa", 10), ("wa", 5))
+    rows = pd.concat([made_up(cil=cil, k=k, detectors=("msp", "energy")) for cil, k in given])
+    joint = made_up(cil="joint", k=10, detectors=("msp",))
+    browser = show(pd.concat([rows, joint[joint["detector"] == ""]]), [])
+    model = "document.querySelector('select[name=model]')"
+    browser.choose("k", "10")
+    assert browser.evaluate(f"[...{model}.options].map((o) => o.value)") == ["icarl", "wa"]
+    browser.choose("model", "icarl")
+    gone = "document.getElementById('gone').innerText"
+    chosen = "document.querySelectorAll('#grid thead .chosen').length"
+    assert (browser.evaluate(gone), browser.evaluate(chosen)) == ("", 1)
+    browser.choose("k", "5")
+    assert browser.evaluate(gone).startswith("iCaRL has no detectors at k = 5")
 
 
 def test_fewer_seeds_come_last_and_when_they_are_asked_for(

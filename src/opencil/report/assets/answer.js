@@ -5,6 +5,8 @@ function showAnswer(view) {
   const { group } = view;
   const put = (id, ...parts) => fill($(id), {}, parts);
   for (const id of ["verdict", "verdict-basis"]) $(id).replaceChildren();
+  $("gone").textContent = gone?.group === group
+    ? `${titled("cil", gone.name)} has no detectors at k = ${group.k}: here is ${titled("cil", state.model)}.` : "";
   const found = group.answers[state.model];
   if (!found) {
     put("verdict-basis", "No detector has finished all steps on it.");
@@ -17,12 +19,13 @@ function showAnswer(view) {
     ones.slice(0, NAMED).map((one, i) => [i ? ", " : "", named(one)]),
     ones.length > NAMED ? ` and ${ones.length - NAMED} more` : "",
   ];
-  const single = few.every((one) => one[3] === 1) ? "on one seed " : "on fewer seeds ";
+  const single = few.every((one) => one[3] === 1) ? "On one seed only: " : "On fewer seeds: ";
   const apart = term("not told apart", "Told apart is a detector that is worse on every seed, and by over a point"
     + ` in the mean. On one seed: by ${data.noise} points or more.`);
   put(
     "verdict", el("strong", {}, named(first)), alike.length ? ["; ", list(alike)] : "",
-    few.length ? ["; ", single, list(few)] : "",
+    first[3] > 1 ? ` (${first[3]} seeds)` : "",
+    few.length ? [". ", single, list(few)] : "",
     alike.length + few.length ? [": ", apart, "."] : "; no other is close.",
   );
   const accuracy = group.averages.accuracy?.[""]?.[""]?.[`${state.model}\n`];

@@ -124,7 +124,7 @@ function showBoard(view, board) {
   $("board").tHead.replaceChildren(el("tr", {}, ticks, head));
   $("board").tBodies[0].replaceChildren(...body);
   $("board").className = view.ofModel ? "models" : "";
-  const all = plural(view.group.baselines[view.metric], view.ofModel ? "CIL model" : "baseline");
+  const all = plural(view.group.baselines[view.metric], view.ofModel ? "CIL model" : "combination");
   $("count").textContent = `${board.found.length} of ${all} · ${basis(view)}`; // not every pair is run
   $("all").hidden = board.found.length <= first();
   $("all").textContent = state.all ? `Show the first ${first()}` : `Show all ${board.found.length}`;

@@ -45,7 +45,7 @@ function showChart(view, board) {
   drawnAt = $("chart").clientWidth;
   const { curves, ticked, common } = drawn(view, board);
   $("chart-title").textContent = `${label(view.metric)} per step${common}`;
-  const which = ticked ? "the baselines that are ticked" : "the first of the table: tick others there";
+  const which = ticked ? "the combinations that are ticked" : "the first of the table: tick others there";
   $("chart-hint").textContent = `Percent${view.ofModel ? "" : `, ${setsText()}`}; ${which}.`;
   const limits = curves.flatMap((c) => c.points.filter((p) => p.mean !== null).flatMap(reach));
   if (!limits.length) {

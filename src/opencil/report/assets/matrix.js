@@ -36,8 +36,11 @@ function showMatrix(view) {
       family, open: !state.folded.includes(family),
       rows: every.filter(({ d }) => group.detectors[d].family === family),
     }));
+  const chosen = cils.findIndex((c) => group.cils[c].name === state.model); // its column is marked
+  const look = (i, more = "") => `number${i === chosen ? " chosen" : ""}${more}`;
+  const made = (row) => matrixRow(row, look);
   const rows = members.map(({ family, open, rows: inside }) => {
-    if (!family) return inside.map(matrixRow);
+    if (!family) return inside.map(made);
     const turn = () => {
       state.folded = open ? [...state.folded, family] : state.folded.filter((one) => one !== family);
       show();
@@ -48,7 +51,7 @@ function showMatrix(view) {
       `${open ? "▾" : "▸"} ${family} (${inside.length})`,
     );
     const head = el("th", { scope: "rowgroup", colspan: cils.length + 1 }, fold);
-    return [el("tr", { class: "family" }, head), open ? inside.map(matrixRow) : []];
+    return [el("tr", { class: "family" }, head), open ? inside.map(made) : []];
   });
   const head = (name, text, tip, look) => {
     const turn = () => {
@@ -65,8 +68,8 @@ function showMatrix(view) {
     );
   };
   const heads = cils.map((c) => group.cils[c].name)
-    .map((name) => head(name, titled("cil", name), tipOf("cil", name), "number"));
-  const models = accuracy.map((one) => el("td", { class: "number" }, cell(one)));
+    .map((name, i) => head(name, titled("cil", name), tipOf("cil", name), look(i)));
+  const models = accuracy.map((one, i) => el("td", { class: look(i) }, cell(one)));
   $("grid").replaceChildren(
     el("thead", {}, el("tr", {}, head("", "Detector", "Sort by family, as in the paper."), heads)),
     el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, "accuracy of the model"), models), rows),
@@ -96,10 +99,9 @@ function showMatrix(view) {
     missing: view.group.missing,
   })));
 }
-function matrixRow({ name, cells }) {
-  const made = cells.map((one) => {
-    const look = one.lacking ? "number few" : "number";
-    const td = el("td", { class: look, title: one.std === null ? null : textOf(one) });
+function matrixRow({ name, cells }, look) {
+  const made = cells.map((one, i) => {
+    const td = el("td", { class: look(i, one.lacking ? " few" : ""), title: one.std === null ? null : textOf(one) });
     if (one.shade !== null) td.style.setProperty("--strength", (0.03 + 0.32 * one.shade).toFixed(3));
     const [value, ...rest] = cell(one);
     return fill(td, {}, [el("span", { class: MARKED[one.rank] ?? null }, value), ...rest]);

@@ -91,7 +91,8 @@ document.addEventListener("change", ({ target }) => {
   if (target.name in SEVERAL) {
     const others = state[target.name].filter((value) => value !== target.value);
     state[target.name] = target.checked ? [...others, target.value] : others;
-  } else if (["variants", "few"].includes(target.name)) state[target.name] = target.checked ? "yes" : "";
+  } else if (target.name === "model") [state.model, gone] = [target.value, null];
+  else if (["variants", "few"].includes(target.name)) state[target.name] = target.checked ? "yes" : "";
   else if (target.name) state[target.name] = target.value;
   show();
 });
@@ -115,6 +116,16 @@ document.addEventListener("pointerdown", ({ target }) => {
 const own = (name) => name.split("@")[0];
 const foldable = (list) => list.filter((one) => one.variant && list.some((o) => o.name === own(one.name)));
 
+// CIL methods with values of some detector, or all where none has any.
+function measured(group) {
+  const parts = Object.values(group.averages).flatMap((places) => Object.values(places));
+  const keys = unique(parts.flatMap((seeds) => Object.keys(seeds[""] ?? {}))).filter((key) => !key.endsWith("\n"));
+  const names = new Set(keys.map((key) => key.split("\n")[0]));
+  const found = group.cils.map((c) => c.name);
+  return names.size ? found.filter((name) => names.has(name)) : found;
+}
+let gone = null; // the chosen CIL method that a group does not have, until another is chosen
+
 // Resolve the selection to a group of runs, and to models, detectors, an evaluation set and seeds of it.
 function choose() {
   const same = (values, kind) => values.map(String).map((value) => [value, titled(kind, value)]);
@@ -124,7 +135,9 @@ function choose() {
   const whole = here.find((g) => !g.missing.length) ?? here[0]; // nothing in it has a rank while steps are missing
   options("k", same(here.map((g) => g.k)), String(first === state.benchmark ? itsK : whole.k));
   const group = here.find((g) => String(g.k) === state.k);
-  options("model", same(group.cils.map((c) => c.name), "cil"), bestModel(group));
+  const [asked, models] = [state.model, measured(group)];
+  options("model", same(models, "cil"), bestModel(group));
+  if (asked && !models.includes(asked)) gone = { name: asked, group };
   const metrics = Object.keys(data.metrics).filter((m) => m in group.baselines);
   options("metric", metrics.map((m) => [m, label(m)]));
   const { shifted, model: ofModel = false } = data.metrics[state.metric];
@@ -136,8 +149,8 @@ function choose() {
   }));
   const folds = [...foldable(group.cils), ...foldable(group.detectors)];
   const unfolded = (one) => state.variants || !folds.includes(one);
-  const models = [{ head: "", items: same(group.cils.map((c) => c.name), "cil") }];
-  several("cil", models, group.cils.filter(unfolded).length);
+  const all = [{ head: "", items: same(group.cils.map((c) => c.name), "cil") }];
+  several("cil", all, group.cils.filter(unfolded).length);
   several("detector", parts(group.detectors, "family", "detector"), group.detectors.filter(unfolded).length);
   $("variants").hidden = !folds.length;
   filters.elements.variants.checked = Boolean(state.variants);
