@@ -130,6 +130,13 @@ def test_openood_lines_are_as_those_of_its_leaderboard(submitted: Path, exported
     assert all(line["Link"].startswith("https://") for line in papers)
 
 
+@pytest.mark.parametrize("backbone", [{}, {"name": "mine"}, ["mine"]])
+def test_a_backbone_may_be_any_value_of_anyone(submitted: Path, backbone: Any) -> None:
+    study = check_submission(submitted).study
+    study.runs[0]["config"]["benchmark"]["backbone"] = backbone
+    assert dict(formats.openood_files(study)).keys() >= {"openood/results/digits.csv"}
+
+
 def test_results_for_the_hub_are_read_by_its_own_library(submitted: Path, exported: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
     benchmark = yaml.safe_load((exported / "huggingface/eval.yaml").read_text())

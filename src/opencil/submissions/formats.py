@@ -66,7 +66,7 @@ def openood_files(study: Study) -> Iterator[tuple[str, str]]:
     for outcome, cil, detector, cells in _pairs(study):
         config = next(run["config"] for run in outcome.runs if run["cil"] == cil)
         backbone = config["benchmark"]["backbone"]
-        arch = backbone if isinstance(backbone, str) else str(backbone.get("name", ""))
+        arch = str(backbone.get("name", "") if isinstance(backbone, dict) else backbone)
         shown = [cells[name].text for name in ("auc_near", "auc_far", "accuracy")]
         how = f"OpenCIL; {count(outcome.steps, 'step')} of {outcome.k} classes; mean over steps"
         line = [_title(LEARNERS, cil), _title(DETECTORS, detector), *shown, "No", arch, how]
