@@ -331,7 +331,7 @@ class RunFolder:
             for record in (stored, spec.record())
         )
         return [
-            (key, *(repr(values[key]) if key in values else "not set" for values in (then, now)))
+            (key, _say(then, key), _say(now, key))
             for key in sorted(then.keys() | now.keys())
             if then.get(key, ...) != now.get(key, ...) and now.get(key) != "compute"  # as in a dry run
         ]
@@ -466,3 +466,7 @@ def find_runs(root: Path, refused: Callable[[OSError], object] | None = None) ->
                 refused(FileNotFoundError(ENOENT, f"it is a link to {link.readlink()}", str(link)))
         folders.sort(key=lambda name: ((Path(place) / name).is_symlink(), name))  # links come last
     return [RunFolder(path) for path in sorted(found)]
+
+
+def _say(values: dict[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "not set"
