@@ -233,12 +233,34 @@ def test_names_that_are_not_valid_unicode(make: Make, folder: Path, tmp_path: Pa
     found.to_csv().encode()
 
 
+def test_images_that_may_not_calibrate_are_never_held_out(make: Make, tmp_path: Path) -> None:
+    parts = [(*pictures([0, 1], 10), True), (*pictures([1, 2], 10, start=20), False)]
+    found = []
+    for order in (1, -1):
+        classifier = make(reject=0.4).learn(*pictures([3], 10))
+        for images, labels, calibrate in parts[::order]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # none of class 2 is held out
+                classifier.learn(images, labels, calibrate=calibrate)
+            classifier.save(tmp_path / "a.opencil")
+            classifier = opencil.OpenWorldClassifier.load(tmp_path / "a.opencil", runtime="torch")
+        found.append(classifier._ready().known)
+    known, other = found
+    assert known.held.sum() == 2 + 2 + 2
+    assert not (known.held & ~known.calibrate).any()
+    assert known.labels[~known.calibrate].bincount().tolist() == [0, 10, 10]
+    for key in ("keys", "labels", "held", "calibrate", "features"):
+        assert torch.equal(getattr(known, key), getattr(other, key))
+    with pytest.warns(UserWarning, match="1 of 4 classes"):
+        classifier.learn(*pictures([0], 10, start=70))
+
+
 def test_classes_without_a_held_out_image_are_counted(make: Make) -> None:
     images, labels = pictures([0, 1], 20)
     single, names = pictures([2, 3, 4], 1)
     classifier = make(reject=0.2).learn(images, labels)
     assert classifier.calibration_.promise(0.2).holds
-    with pytest.warns(UserWarning, match="3 of 5 classes have no held-out image"):
+    with pytest.warns(UserWarning, match="no image is held out of 3 of 5 classes"):
         classifier.learn(single, names)
     second, _ = pictures([2, 3, 4], 1, start=9)
     assert classifier.learn(second, names).calibration_.promise(0.2).holds

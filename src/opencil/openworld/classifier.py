@@ -91,12 +91,17 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     # --- learning ----------------------------------------------------------------------------------
 
-    def learn(self, images: Any, labels: Any = None, *, progress: bool = False) -> Self:
+    def learn(
+        self, images: Any, labels: Any = None, *, calibrate: bool = True, progress: bool = False
+    ) -> Self:
         """Learn images of new or known classes, beside all that was learned before.
 
         ``images`` is a folder with a folder for each class, or images with ``labels``: a list of files, of
         Pillow's images or of arrays, an array of bytes [N, …], a Dataset, a DataLoader. An image that was
         learned before moves to the class that it is given now. Images that cannot be read are refused.
+
+        Images that were chosen by a prediction, as those that were rejected, look less known than others of
+        their class and would lower the threshold: with ``calibrate=False`` they are learned alone.
         """
         self._check()
         # Values are checked before images are read.
@@ -116,11 +121,13 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if not names:
             raise BadInput("there are no images to learn: at least one is needed")
         before = self._fitted.known if self._fitted is not None else None
-        known = add_images(before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed)
+        known = add_images(
+            before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed, calibrate
+        )
         values = HeadValues(learner, (len(known.classes),), self.seed)
         fitted = finish(known, values, fit_head(values, known), detector, self._given())
         self._fitted, self._network = fitted, network  # at once, for other threads that predict
-        if not fitted.calibration.promise(self.reject).holds:
+        if calibrate and not fitted.calibration.promise(self.reject).holds:
             warnings.warn(self.promise_, stacklevel=2)
         return self
 
