@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from opencil.data.images import FeatureImages
 from opencil.engine.forward import Outputs
 from opencil.engine.frozen import Runtime
-from opencil.errors import BadInput, check_known, not_allowed
+from opencil.errors import BadInput, check_known, not_allowed, shown
 from opencil.nets.create import Named
 from opencil.openworld.conformal import Calibration, Per
 from opencil.openworld.fitting import (
@@ -110,11 +111,18 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if isinstance(network, Trained):
             raise BadInput("a classifier of a run learns no classes: its network would have to be trained")
         names, keys, features = [], list[int](), list[Tensor]()
+        seen = dict[int, tuple[str, str]]()
         for pictures, found in self._read(images, labels, progress, "learning"):
             for picture in pictures:
                 if picture.problem:
                     raise BadInput(picture.problem)
                 check_class(picture.label, f"image {picture.name}")
+                name, label = seen.setdefault(picture.key, (picture.name, picture.label))
+                if label != picture.label and picture.pixels is not None:  # other images may share features
+                    raise BadInput(
+                        f"images {name} and {picture.name} are the same image, of the classes {shown(label)} "
+                        f"and {shown(picture.label)}: leave one of them out"
+                    )
             names += [picture.label for picture in pictures]
             keys += [picture.key for picture in pictures]
             features.append(found)
@@ -184,6 +192,8 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
         fitted = self._ready()
         predictions = window if isinstance(window, pd.DataFrame) else self.predict(window)
+        if absent := {"label", "score"} - {*predictions.columns}:
+            raise BadInput(f"the table has no column {min(absent)!r}: give images, or what predict returned")
         return Report(predictions, fitted.calibration.scores.numpy(), fitted.known.classes, self.reject)
 
     # --- what was learned --------------------------------------------------------------------------
@@ -283,7 +293,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         """Refuse values out of range; scikit-learn's estimators take any when they are created."""
         for name in ("reject", "held_out"):
             value = getattr(self, name)
-            if not (isinstance(value, float) and 0 < value < 1):
+            if not (isinstance(value, Real) and 0 < value < 1):
                 raise not_allowed(name, value, "a number between 0 and 1 is needed")
         if self.per not in get_args(Per):
             raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")

@@ -84,7 +84,7 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
         fitted.values,
         checksum_tensors(state),
     )
-    text = json.dumps(asdict(record), indent=2)
+    text = json.dumps(asdict(record), indent=2, default=lambda number: number.item())  # of NumPy
     content = write_tensors({key: tensor.cpu().contiguous().clone() for key, tensor in tensors.items()})
 
     def fill(partial: Path) -> None:
