@@ -17,15 +17,18 @@ class Calibration:
     """Scores of images of known classes that neither learning nor set-up used.
 
     ``group_of_class`` [C] is the group of the images that are predicted as a class; ``groups`` [n] are those
-    of the ``scores`` [n], sorted.
+    of the ``scores`` [n], sorted. Of ``absent`` classes there is no image: nothing is promised for them.
     """
 
     scores: Tensor
     groups: Tensor
     group_of_class: Tensor
+    absent: int = 0
 
     @classmethod
-    def of(cls, scores: Tensor, predicted: Tensor, tasks: Sequence[int], per: Per) -> "Calibration":
+    def of(
+        cls, scores: Tensor, predicted: Tensor, tasks: Sequence[int], per: Per, absent: int = 0
+    ) -> "Calibration":
         """Return the calibration by scores and predicted classes of held-out images."""
         classes = len(tasks)
         kinds = {
@@ -34,7 +37,7 @@ class Calibration:
             "task": torch.tensor(tasks, dtype=torch.int64) - 1,
         }
         ordered, order = scores.sort()
-        return cls(ordered, kinds[per][predicted[order]], kinds[per])
+        return cls(ordered, kinds[per][predicted[order]], kinds[per], absent)
 
     def p_values(self, scores: Tensor, predicted: Tensor) -> Tensor:
         """Return p = (1 + #{calibration scores ≤ s}) / (n + 1) among those of the group, [N].
@@ -64,10 +67,18 @@ class Calibration:
         needed, least = ceil(1 / reject - 1 - 1e-9), min(counts)
         if least >= needed:
             low, high = spread(reject, least)
+            text = (
+                f"at most {reject:.1%} of images of known classes in the shares of the held-out ones are "
+                f"rejected on average: in nine of ten models like this, with {least} held-out images, "
+                f"{low:.1%} to {high:.1%}"
+            )
+            if not self.absent:
+                return Promise(True, text)
+            classes = f"{self.absent} of {len(self.group_of_class)} classes"
             return Promise(
-                True,
-                f"at most {reject:.1%} of images of known classes are rejected on average: in nine of ten "
-                f"models like this, with {least} held-out images, {low:.1%} to {high:.1%}",
+                False,
+                f"{text}; no image is held out of {classes}, and more of theirs may be rejected: learn at "
+                "least two images of each class, better ten",
             )
         few = sum(count < needed for count in counts)
         where = "nothing is rejected" if len(counts) == 1 else f"{few} of {len(counts)} groups reject nothing"
