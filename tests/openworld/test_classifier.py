@@ -1,6 +1,7 @@
 """The classifier: what it learns does not depend on calls, and what it rejects is bounded."""
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,19 @@ def test_it_has_the_habits_of_scikit_learn(make: Make) -> None:
     assert other.model_.classify(torch.zeros(1, 64)).shape == (1, 4)
 
 
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_it_is_pickled_after_predicting(runtime: str, make: Make, tmp_path: Path) -> None:
+    if runtime == "onnx":
+        pytest.importorskip("onnxruntime")
+    share = np.float32(0.3)
+    classifier = make(reject=share, held_out=share, runtime=runtime).learn(*pictures([0, 1], 10))
+    test, _ = pictures([0, 1, 2], 4, start=30)
+    expected = classifier.predict(test)
+    pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(classifier)).predict(test), expected)
+    classifier.save(tmp_path / "a.opencil")
+    assert opencil.OpenWorldClassifier.load(tmp_path / "a.opencil").reject == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize(
     ("values", "key"),
     [
@@ -196,6 +210,7 @@ def test_what_cannot_be_learned_changes_nothing(make: Make, folder: Path, tmp_pa
         (folder, labels, "labels"),
         ([], [], "no images"),
         (7, None, "int"),
+        (images[:1] * 2, ["five", "six"], "images 0 and 1 are the same image"),
     ):
         with pytest.raises(opencil.BadInput, match=key):
             classifier.learn(given, of)
@@ -233,12 +248,34 @@ def test_names_that_are_not_valid_unicode(make: Make, folder: Path, tmp_path: Pa
     found.to_csv().encode()
 
 
+def test_images_that_may_not_calibrate_are_never_held_out(make: Make, tmp_path: Path) -> None:
+    parts = [(*pictures([0, 1], 10), True), (*pictures([1, 2], 10, start=20), False)]
+    found = []
+    for order in (1, -1):
+        classifier = make(reject=0.4).learn(*pictures([3], 10))
+        for images, labels, calibrate in parts[::order]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # none of class 2 is held out
+                classifier.learn(images, labels, calibrate=calibrate)
+            classifier.save(tmp_path / "a.opencil")
+            classifier = opencil.OpenWorldClassifier.load(tmp_path / "a.opencil", runtime="torch")
+        found.append(classifier._ready().known)
+    known, other = found
+    assert known.held.sum() == 2 + 2 + 2
+    assert not (known.held & ~known.calibrate).any()
+    assert known.labels[~known.calibrate].bincount().tolist() == [0, 10, 10]
+    for key in ("keys", "labels", "held", "calibrate", "features"):
+        assert torch.equal(getattr(known, key), getattr(other, key))
+    with pytest.warns(UserWarning, match="1 of 4 classes"):
+        classifier.learn(*pictures([0], 10, start=70))
+
+
 def test_classes_without_a_held_out_image_are_counted(make: Make) -> None:
     images, labels = pictures([0, 1], 20)
     single, names = pictures([2, 3, 4], 1)
     classifier = make(reject=0.2).learn(images, labels)
     assert classifier.calibration_.promise(0.2).holds
-    with pytest.warns(UserWarning, match="3 of 5 classes have no held-out image"):
+    with pytest.warns(UserWarning, match="no image is held out of 3 of 5 classes"):
         classifier.learn(single, names)
     second, _ = pictures([2, 3, 4], 1, start=9)
     assert classifier.learn(second, names).calibration_.promise(0.2).holds
@@ -280,5 +317,7 @@ def test_a_window_is_compared_with_calibration(make: Make) -> None:
     lines = report.prometheus().splitlines()
     assert rf'opencil_share{{class="stripes \"a\"\n\\ <b>"}} {values["share", name]:.10g}' in lines
     assert all(line.startswith(("# HELP opencil_", "# TYPE opencil_", "opencil_")) for line in lines)
+    with pytest.raises(opencil.BadInput, match="label"):
+        classifier.report(found[[]])
     empty = classifier.report(found[:0]).table
     assert list(empty["measure"]) == ["images", "unreadable", "expected"]

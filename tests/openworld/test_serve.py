@@ -57,9 +57,11 @@ def test_it_predicts_as_the_classifier_does(service: Service, folder: Path) -> N
 def test_it_learns_what_it_is_taught_and_saves_when_it_should(service: Service, tmp_path: Path) -> None:
     path, new = tmp_path / "it.opencil", [png(40 + i, 30) for i in range(8)]
     before, web = path.read_bytes(), client(service)
+    calibrated = len(service.classifier.calibration_.scores)
     answer = web.post("/learn", files=files(*new), data={"labels": ["noise"] * 8}).json()
     assert answer["classes"] == ["class 0", "class 1", "class 2", "class 3", "noise"]
     assert web.get("/classes").json() == answer
+    assert len(service.classifier.calibration_.scores) == calibrated  # none that was taught
     assert path.read_bytes() == before
     web = client(Service(service.classifier, path))
     web.post("/learn", files=files(png(), png(31)), data={"labels": ["more", "more"]})

@@ -101,6 +101,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor
 
 HOSTILE: dict[str, Callable[[dict[str, Any], dict[str, torch.Tensor]], object]] = {
     "another format": lambda r, t: r.update(format=FORMAT + 1),
+    "an older format": lambda r, t: r.update(format=FORMAT - 1),
+    "scores that are no numbers": lambda r, t: t["calibration.scores"].fill_(torch.nan),
+    "held-out images that may not calibrate": lambda r, t: t["known.calibrate"].zero_(),
     "no format": lambda r, t: r.pop("format"),
     "an unknown key": lambda r, t: r.update(command="rm"),
     "a missing key": lambda r, t: r.pop("classes"),

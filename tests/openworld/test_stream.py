@@ -68,6 +68,7 @@ def test_shares_and_labels_are_those_of_a_naive_count(stream: Stream) -> None:
             known |= {names[at] for at in lowest}
         spent += len(lowest)
         assert (row["labels"], row["classes_found"]) == (spent, len(known) - 2)
+    assert len(classifier.calibration_.scores) == 2 * 5, "rejected images set no threshold"
     assert played["found"].iloc[1] > 0.9, "classes far apart are found"
     assert played["accuracy"].iloc[-1] > 0.9
 

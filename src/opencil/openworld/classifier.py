@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from opencil.data.images import FeatureImages
 from opencil.engine.forward import Outputs
 from opencil.engine.frozen import Runtime
-from opencil.errors import BadInput, check_known, not_allowed
+from opencil.errors import BadInput, check_known, not_allowed, shown
 from opencil.nets.create import Named
 from opencil.openworld.conformal import Calibration, Per
 from opencil.openworld.fitting import (
@@ -91,12 +92,17 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
     # --- learning ----------------------------------------------------------------------------------
 
-    def learn(self, images: Any, labels: Any = None, *, progress: bool = False) -> Self:
+    def learn(
+        self, images: Any, labels: Any = None, *, calibrate: bool = True, progress: bool = False
+    ) -> Self:
         """Learn images of new or known classes, beside all that was learned before.
 
         ``images`` is a folder with a folder for each class, or images with ``labels``: a list of files, of
         Pillow's images or of arrays, an array of bytes [N, …], a Dataset, a DataLoader. An image that was
         learned before moves to the class that it is given now. Images that cannot be read are refused.
+
+        Images that were chosen by a prediction, as those that were rejected, look less known than others of
+        their class and would lower the threshold: with ``calibrate=False`` they are learned alone.
         """
         self._check()
         # Values are checked before images are read.
@@ -105,22 +111,31 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         if isinstance(network, Trained):
             raise BadInput("a classifier of a run learns no classes: its network would have to be trained")
         names, keys, features = [], list[int](), list[Tensor]()
+        seen = dict[int, tuple[str, str]]()
         for pictures, found in self._read(images, labels, progress, "learning"):
             for picture in pictures:
                 if picture.problem:
                     raise BadInput(picture.problem)
                 check_class(picture.label, f"image {picture.name}")
+                name, label = seen.setdefault(picture.key, (picture.name, picture.label))
+                if label != picture.label and picture.pixels is not None:  # other images may share features
+                    raise BadInput(
+                        f"images {name} and {picture.name} are the same image, of the classes {shown(label)} "
+                        f"and {shown(picture.label)}: leave one of them out"
+                    )
             names += [picture.label for picture in pictures]
             keys += [picture.key for picture in pictures]
             features.append(found)
         if not names:
             raise BadInput("there are no images to learn: at least one is needed")
         before = self._fitted.known if self._fitted is not None else None
-        known = add_images(before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed)
+        known = add_images(
+            before, names, torch.tensor(keys), torch.cat(features), self.held_out, self.seed, calibrate
+        )
         values = HeadValues(learner, (len(known.classes),), self.seed)
         fitted = finish(known, values, fit_head(values, known), detector, self._given())
         self._fitted, self._network = fitted, network  # at once, for other threads that predict
-        if not fitted.calibration.promise(self.reject).holds:
+        if calibrate and not fitted.calibration.promise(self.reject).holds:
             warnings.warn(self.promise_, stacklevel=2)
         return self
 
@@ -177,6 +192,8 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 
         fitted = self._ready()
         predictions = window if isinstance(window, pd.DataFrame) else self.predict(window)
+        if absent := {"label", "score"} - {*predictions.columns}:
+            raise BadInput(f"the table has no column {min(absent)!r}: give images, or what predict returned")
         return Report(predictions, fitted.calibration.scores.numpy(), fitted.known.classes, self.reject)
 
     # --- what was learned --------------------------------------------------------------------------
@@ -276,7 +293,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         """Refuse values out of range; scikit-learn's estimators take any when they are created."""
         for name in ("reject", "held_out"):
             value = getattr(self, name)
-            if not (isinstance(value, float) and 0 < value < 1):
+            if not (isinstance(value, Real) and 0 < value < 1):
                 raise not_allowed(name, value, "a number between 0 and 1 is needed")
         if self.per not in get_args(Per):
             raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")

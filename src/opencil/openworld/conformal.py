@@ -77,7 +77,7 @@ class Calibration:
             classes = f"{self.absent} of {len(self.group_of_class)} classes"
             return Promise(
                 False,
-                f"{text}; {classes} have no held-out image, and more of theirs may be rejected: learn at "
+                f"{text}; no image is held out of {classes}, and more of theirs may be rejected: learn at "
                 "least two images of each class, better ten",
             )
         few = sum(count < needed for count in counts)

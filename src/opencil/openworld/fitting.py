@@ -35,7 +35,7 @@ class Known:
     """Features [N, D] of the images learned, by class and by key, whatever the order they were learned in.
 
     ``tasks`` is the call, counted from 1, that brought each class. Images that are ``held`` [N] out are for
-    calibration, the others for learning and set-up.
+    calibration, the others for learning and set-up. Those that may ``calibrate`` [N] can be held out.
     """
 
     classes: tuple[str, ...]
@@ -44,6 +44,7 @@ class Known:
     labels: Tensor
     features: Tensor
     held: Tensor
+    calibrate: Tensor
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -66,13 +67,20 @@ def check_class(name: str, of: str) -> None:
 
 
 def add_images(
-    known: Known | None, names: Sequence[str], keys: Tensor, features: Tensor, held_out: float, seed: int
+    known: Known | None,
+    names: Sequence[str],
+    keys: Tensor,
+    features: Tensor,
+    held_out: float,
+    seed: int,
+    calibrate: bool = True,
 ) -> Known:
     """Return what is known with further images of old and new classes.
 
     An image that was learned before counts once, under its newest name. Of every class with two images or
-    more, the share ``held_out`` is held out, at least one image, chosen by the seed.
+    more, the share ``held_out`` of those that may ``calibrate`` is held out, at least one. The seed chooses.
     """
+    may = torch.full((len(keys),), calibrate)
     tasks = dict.fromkeys(names, 1)
     if known is not None:
         if known.features.shape[1] != features.shape[1]:
@@ -84,19 +92,21 @@ def add_images(
         )
         names = [*(known.classes[label] for label in known.labels), *names]
         keys, features = torch.cat([known.keys, keys]), torch.cat([known.features, features])
+        may = torch.cat([known.calibrate, may])
     newest = {key: row for row, key in enumerate(keys.tolist())}
     rows = sorted(newest.values(), key=lambda row: (names[row], int(keys[row])))
     classes = sorted({names[row] for row in rows})
     number = {name: label for label, name in enumerate(classes)}
     labels = torch.tensor([number[names[row]] for row in rows])
-    keys, features = keys[rows], features[rows]
+    keys, features, may = keys[rows], features[rows], may[rows]
     held = torch.zeros(len(rows), dtype=torch.bool)
     drawn = keys ^ derive(seed, "held out")
     for label in range(len(classes)):
-        members = (labels == label).nonzero().flatten()
-        count = max(floor(held_out * len(members) + 1e-9), int(len(members) > 1))
+        several = int((labels == label).sum()) > 1
+        members = ((labels == label) & may).nonzero().flatten()
+        count = max(floor(held_out * len(members) + 1e-9), int(several))
         held[members[drawn[members].argsort()[:count]]] = True
-    return Known(tuple(classes), tuple(tasks[name] for name in classes), keys, labels, features, held)
+    return Known(tuple(classes), tuple(tasks[name] for name in classes), keys, labels, features, held, may)
 
 
 @dataclass(frozen=True)
@@ -254,8 +264,8 @@ def finish(
     labels = known.labels[known.held]
     if not len(labels):
         raise BadInput(
-            "every class has a single image, and none is left to set the threshold with: learn at least two "
-            "images of some class"
+            "no image is left to set the threshold with: learn at least two images of some class, with "
+            "calibrate = True"
         )
     outputs = compute_outputs(model, known.features[known.held], labels)
     predicted, absent = outputs.logits.argmax(dim=1), len(known.classes) - len(labels.unique())

@@ -70,6 +70,9 @@ class Pretrained:
         self._runtime: Runtime = runtime
         self._device = device
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "frozen"}  # created again
+
     @cached_property
     def named(self) -> dict[str, Any]:
         """Return the backbone with the checksum of its weights."""

@@ -61,7 +61,7 @@ def resize_in_strips(images: Tensor, side: int, interpolation: str) -> Tensor:
     rows, columns = (scale_length(length, min(height, width), side) for length in (height, width))
     strips = [
         F.interpolate(strip.double(), (strip.shape[-2], columns), mode=interpolation, antialias=True)
-        for strip in images.split(_STRIP, dim=-2)
+        for strip in torch.split(images, _STRIP, dim=-2)
     ]
     return F.interpolate(
         torch.cat(strips, dim=-2), (rows, columns), mode=interpolation, antialias=True

@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from opencil.engine.frozen import Runtime
     from opencil.openworld.classifier import OpenWorldClassifier
 
-FORMAT = 1
+FORMAT = 2
 _RECORD, _TENSORS = "classifier.json", "tensors.safetensors"
 #: The most bytes of the record, and the most that a head may draw anew.
 _LARGEST_RECORD, _LARGEST_DRAWN = 2**26, 2**30
@@ -53,7 +52,6 @@ class Record(Values):
     transform: Transform
     head: HeadValues
     sha256: str  #: of all tensors of the head
-    threshold: tuple[float | None, ...]  #: of each class, at the stored ``reject``; None: nothing is rejected
 
 
 def save(classifier: "OpenWorldClassifier", path: Path) -> None:
@@ -85,9 +83,8 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
         network.preprocessing.transform,
         fitted.values,
         checksum_tensors(state),
-        tuple(value if isfinite(value) else None for value in classifier.threshold_.tolist()),
     )
-    text = json.dumps(asdict(record), indent=2)
+    text = json.dumps(asdict(record), indent=2, default=lambda number: number.item())  # of NumPy
     content = write_tensors({key: tensor.cpu().contiguous().clone() for key, tensor in tensors.items()})
 
     def fill(partial: Path) -> None:
@@ -99,7 +96,7 @@ def save(classifier: "OpenWorldClassifier", path: Path) -> None:
 
 
 #: The tensors of ``Known``.
-_OF_KNOWN = ("keys", "labels", "features", "held")
+_OF_KNOWN = ("keys", "labels", "features", "held", "calibrate")
 
 
 def load(cls: type[Found], path: Path, runtime: "Runtime", device: str) -> Found:
@@ -133,7 +130,9 @@ def _read(path: Path) -> tuple[Record, dict[str, Tensor]]:
     values = json.loads(text)
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         found = values.get("format") if isinstance(values, dict) else None
-        raise BadInput(f"its format is {one_line(found)}, and {FORMAT} is expected: update opencil")
+        older = isinstance(found, int) and found < FORMAT
+        advice = "learn its images again, or use the opencil that wrote it" if older else "update opencil"
+        raise BadInput(f"its format is {one_line(found)}, and {FORMAT} is expected: {advice}")
     return build(Record, values, where="classifier"), read_tensors(content)
 
 
@@ -152,7 +151,7 @@ def _restore(
     detector = create_detector(classifier.detector)
     fitted = finish(known, record.head, model, detector, classifier._given(), carried)
     found, stored = fitted.calibration.scores, tensors["calibration.scores"]
-    if found.shape != stored.shape or (found - stored).abs().max() > _TOLERANCE * stored.abs().max():
+    if found.shape != stored.shape or not ((found - stored).abs() <= _TOLERANCE * stored.abs().max()).all():
         raise BadInput("its detector gives other scores here than where it was stored: use the same versions")
     if isinstance(model, HeadOf):
         classifier._network = Trained(model.model, record.transform)
@@ -176,13 +175,15 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _check_known(known: Known) -> Known:
     """Refuse features, labels and classes that do not belong together."""
     classes, images = len(known.classes), len(known.keys)
-    kinds = {"keys": torch.int64, "labels": torch.int64, "features": torch.float32, "held": torch.bool}
-    for key, kind in kinds.items():
+    kinds = {"keys": torch.int64, "labels": torch.int64, "features": torch.float32}
+    for key, kind in (kinds | dict.fromkeys(("held", "calibrate"), torch.bool)).items():
         tensor = getattr(known, key)
         if tensor.dtype != kind or len(tensor) != images or tensor.ndim != (2 if key == "features" else 1):
             raise BadInput(f"its {key} are {tensor.dtype} {list(tensor.shape)}")
     if not torch.isfinite(known.features).all():
         raise BadInput("its features are not finite")
+    if (known.held & ~known.calibrate).any():
+        raise BadInput("its held-out images are not those that may calibrate")
     if not classes or len({*known.classes}) != classes or len(known.tasks) != classes:
         raise BadInput("its classes have no names of their own")
     if not images or not 0 <= int(known.labels.min()) <= int(known.labels.max()) < classes:

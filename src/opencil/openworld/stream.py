@@ -24,7 +24,7 @@ class OpenWorld(Values):
     ``start`` images of each class of the first step are learned with their labels. Then each later step has
     ``rounds``. In a round ``arrivals`` images arrive, the share ``new`` of them of the step's classes, the
     others of classes of earlier steps. The classifier rejects some; of these an oracle labels the ``budget``
-    with the lowest p-values, and they are learned. No image arrives twice.
+    with the lowest p-values, and they are learned, but never set the threshold. No image arrives twice.
     """
 
     start: Count = 100
@@ -59,7 +59,7 @@ def play(classifier: OpenWorldClassifier, stream: Stream, values: OpenWorld) -> 
             learned = np.isin(_names_of(stream.train, arrived), classifier.classes_)
             asked = found[rejected].sort_values(["p_value", "score"]).index[: values.budget]
             if len(asked):
-                classifier.learn(_select(stream.train, arrived[asked.tolist()]))
+                classifier.learn(_select(stream.train, arrived[asked.tolist()]), calibrate=False)
             spent += len(asked)
             parts = {"found": rejected[~learned], "false_alarms": rejected[learned]}
             shares = {name: float(part.mean()) if len(part) else float("nan") for name, part in parts.items()}
