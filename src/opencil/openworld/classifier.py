@@ -293,7 +293,7 @@ class OpenWorldClassifier(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         """Refuse values out of range; scikit-learn's estimators take any when they are created."""
         for name in ("reject", "held_out"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 < value < 1):
+            if not (isinstance(value, Real) and 0 < float(value) < 1):
                 raise not_allowed(name, value, "a number between 0 and 1 is needed")
         if self.per not in get_args(Per):
             raise not_allowed("per", self.per, f"{', '.join(get_args(Per))} are")

@@ -268,7 +268,7 @@ def finish(
             "calibrate = True"
         )
     outputs = compute_outputs(model, known.features[known.held], labels)
-    predicted, absent = outputs.logits.argmax(dim=1), len(known.classes) - len(labels.unique())
+    predicted, absent = outputs.logits.argmax(dim=1), len(known.classes) - len(torch.unique(labels))
     calibration = Calibration.of(detector.score(outputs), predicted, known.tasks, given["per"], absent)
     temperature = fit_temperature(outputs.logits, labels)
     return Fitted(known, values, model, detector, calibration, temperature, given, carried)

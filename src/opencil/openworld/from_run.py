@@ -79,15 +79,15 @@ def fill(
     else:
         parts += classifier._read_calibration(calibration, labels, names)
     features = torch.cat([part for part, _, _ in parts])
-    held = torch.cat([torch.full((len(of),), is_held) for _, of, is_held in parts])
+    held_out = torch.cat([torch.full((len(of),), is_held) for _, of, is_held in parts])
     known = Known(
         tuple(names),
         tuple(this.task_of_class),
         torch.arange(len(features)),
         torch.cat([of for _, of, _ in parts]),
         features,
-        held,
-        held,
+        held_out,
+        held_out,
     )
     classifier._fitted = finish(known, values, head, detector, classifier._given(), carried)
 
