@@ -361,6 +361,19 @@ def pretrained() -> str:
     return markdown([*head, "model, MB", "memory, MB"], [line for _, line in sorted(lines, reverse=True)])
 
 
+def open_world() -> str:
+    """Show classifiers on the open-world stream: shares as means over rounds, the rest after the last."""
+    rows, lines = pd.read_csv(RESULTS / "open_world" / "rows.csv"), []
+    for (reject, cil, detector), played in rows.groupby(["reject", "cil", "detector"], sort=False):
+        last = played.iloc[-1]
+        shares = [*played[["found", "false_alarms"]].mean(), last["accuracy"]]
+        found, alarms, accuracy = (f"{100 * share:.1f}" for share in shares)
+        spent = [f"{last['labels']:.0f}", f"{last['classes_found']:.0f}", f"{last['labels_per_class']:.1f}"]
+        lines.append([f"{reject:.2f}", title(cil), str(detector), found, alarms, *spent, accuracy])
+    heads = ["reject", "learner", "detector", "found, %", "false alarms, %", "labels", "classes found"]
+    return markdown([*heads, "labels a class", "accuracy, %"], lines, texts=(1, 2))
+
+
 def pretrained_detectors() -> str:
     """Show AUC of detectors on a frozen network: all sets on each learner; near and far as their mean."""
     rows = study("pretrained").rows.query("metric == 'auc' and task == 0 and k == 10")

@@ -25,10 +25,8 @@ PAGES = (
     "docs/recipes/*.md",
     "benchmarks/README.md",
     "experiments/*.md",
-    "results/README.md",
-    "results/appendix.md",
+    "results/*.md",
     "results/orders/README.md",
-    "results/field.md",
     "results/study/tables.md",
 )
 QUICKSTART = Path("docs/quickstart.ipynb")
