@@ -76,3 +76,20 @@ def test_refused_products_of_matrices_are_found() -> None:
     cublas = RuntimeError("Deterministic behavior was enabled … set CUBLAS_WORKSPACE_CONFIG=:4096:8")
     assert "a product of matrices" in str(refused_operation(cublas))
     assert refused_operation(RuntimeError("out of memory")) is None
+
+
+def test_blocks_of_two_threads_leave_the_settings_of_before() -> None:
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    first, second = Arithmetic(precision="fp32").active(), Arithmetic(precision="tf32").active()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert conv.fp32_precision == "tf32", "of the block that is open"
+    second.__exit__(None, None, None)
+    assert conv.fp32_precision == before
+    with Arithmetic(precision="fp32").active():
+        with Arithmetic(precision="tf32").active():
+            pass
+        assert conv.fp32_precision == "ieee"
+    assert conv.fp32_precision == before

@@ -5,11 +5,22 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal
 
 import torch
 
 from opencil.validation import Values
+
+Settings = list[tuple[Any, str, Any]]
+_changing = Lock()
+#: The settings before any block, and those of all open blocks.
+_open: list[Settings] = []
+
+
+def _apply(settings: Settings) -> None:
+    for backend, name, value in settings:
+        setattr(backend, name, value)
 
 
 @dataclass(frozen=True)
@@ -39,16 +50,22 @@ class Arithmetic(Values):
             (cudnn, "deterministic", self.deterministic),
             (cudnn, "benchmark", not self.deterministic),
         ]
-        before = [getattr(backend, name) for backend, name, _ in settings]
+        # Blocks of several threads can end in any order: the settings are those of the latest open one.
+        with _changing:
+            if not _open:
+                _open.append([(backend, name, getattr(backend, name)) for backend, name, _ in settings])
+            _open.append(settings)
+            _apply(settings)
         try:
-            for backend, name, value in settings:
-                setattr(backend, name, value)
             # Disable a caller's autocast: in bf16, scores collapse to a few hundred values.
             with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
                 yield
         finally:
-            for (backend, name, _), value in zip(settings, before, strict=True):
-                setattr(backend, name, value)
+            with _changing:
+                _open[:] = [block for block in _open if block is not settings]
+                _apply(_open[-1])
+                if len(_open) == 1:
+                    _open.clear()
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return an autocast to bfloat16, enabled if this is the precision on the device."""
