@@ -357,7 +357,14 @@ def pretrained() -> str:
         values = [of("accuracy", step=10), *(of("auc", d, distance=("near", "far")) for d in LOGIT_SCORES)]
         stored = [f"{value:.1f}" for value in megabytes("pretrained", cil)]
         lines.append((ours, [title(cil), f"{ours:.2f}", *beside, *(f"{v:.1f}" for v in values), *stored]))
-    head = ["", "accuracy", "independent", "", "last step", *(POSTHOC[d] for d in LOGIT_SCORES)]
+    head = [
+        "learner",
+        "accuracy",
+        "independent",
+        "difference",
+        "last step",
+        *(POSTHOC[d] for d in LOGIT_SCORES),
+    ]
     return markdown([*head, "model, MB", "memory, MB"], [line for _, line in sorted(lines, reverse=True)])
 
 
@@ -385,7 +392,7 @@ def pretrained_detectors() -> str:
         [title(str(name)), *("" if pd.isna(value) else f"{value:.1f}" for value in line)]
         for name, line in whole.sort_values("mean", ascending=False).iterrows()
     ]
-    return markdown(["", *map(title, values.columns), *whole.columns[len(values.columns) :]], lines)
+    return markdown(["detector", *map(title, values.columns), *whole.columns[len(values.columns) :]], lines)
 
 
 def six_models() -> str:
